@@ -34,7 +34,7 @@ class ChatAlignment(NamedTuple):
     alignment: FlatAlignment  # alignment of one document
 
 
-class _Stretch(NamedTuple):
+class _String(NamedTuple):
     """The tokens from `start` to `end` (exclusive) of one string in a message."""
 
     key: tuple[Any, ...]
@@ -92,7 +92,7 @@ def align_rendered(
     correct: list[bool] = []
 
     def align(
-        positions: list[NDArray[np.int64]], strings: tuple[_Stretch, _Stretch] | None = None
+        positions: list[NDArray[np.int64]], strings: tuple[_String, _String] | None = None
     ) -> None:
         """Align the tokens at these positions. `strings` is the string that contains them."""
         parts = [row[p] for row, p in zip(ids, positions, strict=True)]
@@ -110,7 +110,7 @@ def align_rendered(
     # Align in text order: the control tokens before each string, then the string. A token that
     # belongs to two strings is aligned with the first string.
     ends = [0, 0]
-    for strings in _match(_stretches(student), _stretches(teacher)):
+    for strings in _match(_strings(student), _strings(teacher)):
         align(_positions_between(controls, ends, [s.start for s in strings]))
         align(
             [np.arange(max(d, s.start), s.end) for d, s in zip(ends, strings, strict=True)], strings
@@ -127,7 +127,7 @@ def _positions_between(
     return [p[(p >= a) & (p < b)] for p, a, b in zip(positions, starts, ends, strict=True)]
 
 
-def written_alike(
+def shared_string_spans(
     student: Conversation, teacher: Conversation, roles: Mapping[int, int]
 ) -> list[tuple[slice, slice]]:
     """Return the student's and the teacher's tokens of each string in the messages, in order.
@@ -139,7 +139,7 @@ def written_alike(
     alike = []
     sides = (student, teacher)
     texts = [chat.text.encode() for chat in sides]
-    for strings in _match(_stretches(student), _stretches(teacher)):
+    for strings in _match(_strings(student), _strings(teacher)):
         offsets = [string.offsets for string in strings]
         _, *shared = np.intersect1d(offsets[0], offsets[1], return_indices=True)
         if len(shared[0]) < 2:
@@ -181,33 +181,33 @@ def _only_chat(chat: ChatLike) -> ChatRecord:
     return record
 
 
-def _stretches(conversation: Conversation) -> list[_Stretch]:
+def _strings(conversation: Conversation) -> list[_String]:
     """Return all strings of the messages in text order. A repeated string counts once."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
     # The offset of a token is 4 × character + byte in the character, because runs have only
     # character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     offsets = 4 * character + bounds - byte_of[character]
-    strings: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    runs_by_key: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for run in conversation.runs:
-        runs = strings[run.message, *run.path]
+        runs = runs_by_key[run.message, *run.path]
         if not runs or run.offset > runs[-1].offset:  # otherwise the string is repeated
             runs.append(run)
-    stretches = []
-    for key, runs in sorted(strings.items(), key=lambda item: item[1][0].start):
+    strings = []
+    for key, runs in sorted(runs_by_key.items(), key=lambda item: item[1][0].start):
         start, offset = runs[0].start, runs[0].offset
         is_linear = all(run.start - start == run.offset - offset for run in runs)
         first = int(np.searchsorted(bounds[1:], byte_of[start], side="right"))
         last = int(np.searchsorted(bounds[:-1], byte_of[runs[-1].end], side="left"))
         if first < last and key[1:2] != ("role",):
             inside = offsets[first : last + 1] - 4 * (start - max(0, offset))
-            stretches.append(_Stretch(key, first, last, inside, offset if is_linear else -1))
-    return stretches
+            strings.append(_String(key, first, last, inside, offset if is_linear else -1))
+    return strings
 
 
-def _match(student: list[_Stretch], teacher: list[_Stretch]) -> list[tuple[_Stretch, _Stretch]]:
-    by_key = {stretch.key: stretch for stretch in teacher}
-    pairs: list[tuple[_Stretch, _Stretch]] = []
+def _match(student: list[_String], teacher: list[_String]) -> list[tuple[_String, _String]]:
+    by_key = {string.key: string for string in teacher}
+    pairs: list[tuple[_String, _String]] = []
     ends = (0, 0)
     for own in student:
         other = by_key.get(own.key)

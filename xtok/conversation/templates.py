@@ -296,14 +296,14 @@ def _add_turns(
 
 
 def _positions_between(marks: Iterable[Mark], start: str, end: str) -> list[tuple[int, int]]:
-    stretches: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     position = -1
     for mark in marks:
         if mark.kind == start:
             position = mark.position
         elif mark.kind == end:
-            stretches.append((position, mark.position))
-    return stretches
+            ranges.append((position, mark.position))
+    return ranges
 
 
 # Jinja with the settings of Transformers (utils/chat_template_utils.py), and with tracking

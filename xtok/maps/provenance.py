@@ -23,7 +23,7 @@ from xtok.tokenizers.table import SIDES
 # H-KL compares two tokens if the row's heaviest entry has at least this weight (NeMo-RL).
 H_KL_THRESHOLD = 0.6
 
-_IN_WORDS = {
+_DIFFERENCE_WORDS = {
     "texts": "it was counted on other text",
     "field": "it was counted on another field",
     "initial_sha256": "it was counted with another initial map",
@@ -155,8 +155,8 @@ def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
     old, new = earlier.get("options", {}), recipe["options"]
     if isinstance(old, dict) and (names := differing(old, new)):
         return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
-    words = (why for name, why in _IN_WORDS.items() if earlier.get(name) != recipe.get(name))
-    return next(words, "its recipe differs")
+    changed = (name for name in _DIFFERENCE_WORDS if earlier.get(name) != recipe.get(name))
+    return next((_DIFFERENCE_WORDS[name] for name in changed), "its recipe differs")
 
 
 # Counted or not

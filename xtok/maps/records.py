@@ -33,7 +33,7 @@ class RowKind(IntEnum):
     RELAXED = 7
 
 
-_IN_WORDS = {kind: kind.name.lower() for kind in RowKind} | {
+_KIND_WORDS = {kind: kind.name.lower() for kind in RowKind} | {
     RowKind.PIECES: "from pieces", RowKind.ROLE: "by role", RowKind.SIMILAR: "by similarity",
 }  # fmt: skip
 
@@ -88,7 +88,7 @@ def stage_report(
 ) -> StageReport:
     """Return the report of a stage, with the number of rows of each kind."""
     per_kind = np.bincount(projection.row_kind, minlength=len(RowKind)).tolist()
-    rows = {f"rows {_IN_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
+    rows = {f"rows {_KIND_WORDS[k]}": per_kind[k] for k in RowKind if per_kind[k]}
     return StageReport(stage, {**rows, **(counts or {})}, tuple(notes), tuple(failures))
 
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from xtok.predictions.topk import TopK, document_starts, keep_candidates, masses, segment_ids
 
-IMPOSSIBLE = -1e3
+LOWEST_LOGPROB = -1e3
 """Finite log-probabilities below this limit are placeholders for padding, −∞ or unknown values.
 
 vLLM writes −9999, Tinker −99999 and DistillKit −1e4. A float32 softmax returns no value between −∞
 and −104.
 """
 
-STAND_IN = -9999.0
+PLACEHOLDER = -9999.0
 """Placeholder that replaces null in JSON. SGLang writes null for −∞."""
 
 STORED_ROUNDING = 0.01
@@ -72,34 +72,34 @@ def exceeds(values: Any, limit: Any) -> Any:
     return values > limit + STORED_ROUNDING
 
 
-def is_stand_in(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
+def is_placeholder(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask of the finite log-probabilities that are placeholders.
 
-    >>> is_stand_in(np.array([-0.5, -9999.0, -np.inf, np.nan])).tolist()
+    >>> is_placeholder(np.array([-0.5, -9999.0, -np.inf, np.nan])).tolist()
     [False, True, False, False]
     """
-    return np.asarray((logprobs < IMPOSSIBLE) & ~np.isneginf(logprobs))
+    return np.asarray((logprobs < LOWEST_LOGPROB) & ~np.isneginf(logprobs))
 
 
-def own_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
+def realized_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
     """Replace placeholders with NaN. At a first token, 0.0 is also a placeholder.
 
-    >>> own_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
+    >>> realized_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
     [nan, nan, 0.0]
     """
-    scored = np.where(is_stand_in(logprobs), np.asarray(np.nan, logprobs.dtype), logprobs)
+    scored = np.where(is_placeholder(logprobs), np.asarray(np.nan, logprobs.dtype), logprobs)
     scored[firsts] = np.where(scored[firsts] == 0, np.nan, scored[firsts])
     return scored
 
 
-def without_null(logprobs: Iterable[Any]) -> list[Any]:
+def fill_null(logprobs: Iterable[Any]) -> list[Any]:
     """Replace each null, which means −∞ in JSON, with a placeholder."""
-    return [STAND_IN if value is None else value for value in logprobs]
+    return [PLACEHOLDER if value is None else value for value in logprobs]
 
 
 def without_padding(topk: TopK) -> TopK:
     """Remove padding candidates. Keep NaN, so that later checks report it."""
-    return keep_candidates(topk, ~is_stand_in(topk.logprobs) & ~np.isneginf(topk.logprobs))
+    return keep_candidates(topk, ~is_placeholder(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
 def checked(
@@ -172,7 +172,7 @@ def _prepared(
     topk: TopK, width: int, begins: bool, vocabulary: str
 ) -> tuple[TopK, NDArray[np.float64]]:
     """Return sorted predictions without placeholders, and the sum of each row's candidates."""
-    realized = own_logprobs(topk.realized_logprob, _firsts(topk, begins))
+    realized = realized_logprobs(topk.realized_logprob, _firsts(topk, begins))
     topk = without_padding(topk)._replace(realized_logprob=realized)
     _check_candidates(topk, width, f"{vocabulary}, 0..{width - 1}")
     topk = _sort(topk)
@@ -187,7 +187,7 @@ def _completed(topk: TopK, mass_left: NDArray[np.float64], begins: bool) -> TopK
         rest = np.where(np.isnan(topk.rest_logprob), np.log(mass_left), topk.rest_logprob)
     rest[~topk.valid] = np.nan
     realized = topk.realized_logprob
-    realized = np.where(np.isnan(realized), own_logprobs(listed, firsts), realized)
+    realized = np.where(np.isnan(realized), realized_logprobs(listed, firsts), realized)
     return topk._replace(rest_logprob=rest.astype(np.float32), realized_logprob=realized)
 
 
@@ -212,7 +212,7 @@ def _require(
 
 def _check_candidates(topk: TopK, width: int, within: str) -> None:
     """Check ids and log-probabilities, and that no row contains a candidate twice."""
-    row_ids, own, rest = segment_ids(topk.starts), topk.realized_logprob, topk.rest_logprob
+    row_ids, realized, rest = segment_ids(topk.starts), topk.realized_logprob, topk.rest_logprob
     _require(
         (topk.ids < 0) | (topk.ids >= width),
         lambda n: f"the id {topk.ids[n]} is outside {within}",
@@ -231,7 +231,7 @@ def _check_candidates(topk: TopK, width: int, within: str) -> None:
         )
 
     require("a candidate", topk.logprobs, np.isnan(topk.logprobs), row_ids)
-    require("the realized token", own, np.isneginf(own))
+    require("the realized token", realized, np.isneginf(realized))
     require("the rest", rest, False)
     keys = row_ids << 32 | topk.ids
     order = np.argsort(keys, kind="stable")
@@ -361,14 +361,14 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     def evidence(gain: NDArray[Any]) -> NDArray[np.float64]:
         return _by_document(topk, rows, np.clip(gain, -_EVIDENCE_PER_ROW, _EVIDENCE_PER_ROW))
 
-    realized, own_share = shifted(0)
+    realized, realized_share = shifted(0)
     for shift, other in ((1, "next"), (-1, "previous")):
         logprobs, share = shifted(shift)
         _require(
             (evidence(logprobs - realized) >= _EVIDENCE) & (2 * share >= expected),
             lambda n, share=share, other=other: (  # type: ignore[misc]
                 f"its rows are shifted by one: {share[n]:.0%} of the rows contain the {other} "
-                f"token as a candidate, but only {own_share[n]:.0%} contain their own token"
+                f"token as a candidate, but only {realized_share[n]:.0%} contain their own token"
             ),
             _SHIFTED_HINT,
             _first_rows(topk),
@@ -376,10 +376,10 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
         )
     is_unknown = np.isnan(topk.realized_logprob[rows])
     fits_chance = evidence((-np.log(width) - realized) * is_unknown)[-1] >= _EVIDENCE_OF_ALL
-    if also_chance and fits_chance and 3 * own_share[-1] < expected[-1]:
+    if also_chance and fits_chance and 3 * realized_share[-1] < expected[-1]:
         raise PredictionError(
             0,
-            f"only {own_share[-1]:.0%} of the rows contain their own token as a candidate, "
+            f"only {realized_share[-1]:.0%} of the rows contain their own token as a candidate, "
             f"expected {expected[-1]:.0%} from the probabilities; the rows belong to other tokens",
             "store the predictions for these tokens, from the model that made the ids",
             is_document=True,

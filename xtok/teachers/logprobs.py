@@ -14,7 +14,13 @@ from xtok._lib.ragged import num_common, offsets_of
 from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import Sequences
 from xtok.errors import XtokError
-from xtok.predictions.checked import PredictionError, checked, exceeds, is_stand_in, own_logprobs
+from xtok.predictions.checked import (
+    PredictionError,
+    checked,
+    exceeds,
+    is_placeholder,
+    realized_logprobs,
+)
 from xtok.predictions.topk import TopK, document_starts
 from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
@@ -107,7 +113,7 @@ def project_logprobs(
     t_values = _logprobs("teacher_logprobs", teacher_logprobs, teacher)
     if response_mask is not None:
         shared[s_chunks[~student.values("response_mask", response_mask, np.bool_)]] = False
-    is_unscored = np.isnan(own_logprobs(t_values, document_starts(teacher.bounds)))
+    is_unscored = np.isnan(realized_logprobs(t_values, document_starts(teacher.bounds)))
     _exclude_unscored(shared, t_chunks, "teacher_logprobs", teacher, t_values, is_unscored)
     weights = np.ones(len(student.ids))
     if isinstance(credit, StudentCredit):
@@ -141,7 +147,7 @@ def _exclude_unscored(
     Raise an error if another token in a remaining chunk has no score.
     """
     is_first = np.isin(np.arange(len(values)), document_starts(rows.bounds))
-    shared[chunk_ids[is_stand_in(values) | (is_unscored & is_first)]] = False
+    shared[chunk_ids[is_placeholder(values) | (is_unscored & is_first)]] = False
     unscored = np.flatnonzero(is_unscored & shared[chunk_ids])
     if len(unscored):
         index = rows.original_index(unscored[0])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import num_common, offsets_of
-from xtok.alignment.chats import written_alike
+from xtok.alignment.chats import shared_string_spans
 from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.teacher_side import match_answers, replace_messages
@@ -136,7 +136,7 @@ def _by_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
         problem = "the teacher's template renders its messages to different ids"
         raise cache_error(sides[1].location, problem, "; ".join([hint, *_chat_notes(teacher)]))
-    spans = written_alike(student, teacher.first(len(ids)), translator.pair.equal_roles)
+    spans = shared_string_spans(student, teacher.first(len(ids)), translator.pair.equal_roles)
     return SharedText.of(student.ids, ids, spans, student.assistant_mask)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from xtok._lib.progress import Note
 from xtok._lib.ragged import offsets_of
-from xtok.alignment.chats import written_alike
+from xtok.alignment.chats import shared_string_spans
 from xtok.alignment.retokenize import Retokenizer
 from xtok.alignment.sequences import FlatIds
 from xtok.conversation import Conversation, ReadBack
@@ -119,7 +119,8 @@ class Translator:
         self._to_teacher = Retokenizer(pair, exact=True)
         self._to_student = Retokenizer(pair.reversed)
         own = [tokenizer.chat_templates for tokenizer in pair.tokenizers]
-        self._writes_alike = self.is_same and templates[0] == templates[1] and own[0] == own[1]
+        is_equal = templates[0] == templates[1] and own[0] == own[1]
+        self._has_equal_templates = self.is_same and is_equal
         both = zip(templates, own, strict=True)
         self._reads_chats = chat and all(name not in (None, "default") or t for name, t in both)
         self._roles = pair.equal_roles
@@ -179,7 +180,7 @@ class Translator:
         changes the assistant's text. For student ids, also returns None if the template changes the
         end of an assistant's turn, or if the sides have equal tokenizers and templates.
         """
-        if not self._reads_chats or (source == 0 and self._writes_alike and not system):
+        if not self._reads_chats or (source == 0 and self._has_equal_templates and not system):
             return None
         if source == 1 and not self.teacher.table.is_control[ids].any():
             return None
@@ -223,7 +224,7 @@ class Translator:
         The list is empty if the bytes of a span differ, or if answer tokens of the source are
         outside the spans.
         """
-        spans = written_alike(*sides, self._roles)
+        spans = shared_string_spans(*sides, self._roles)
         is_target = sides[source].assistant_mask.copy()
         if source == 1:
             is_target &= self.pair.tables[1].lengths[sides[1].ids] > 0
@@ -273,8 +274,8 @@ class Translator:
         spelled = [i for part in parts for i in part]
         first = 0 if first_ids else len(parts[0])
         first_ids = [*first_ids, *self.teacher.encode(context).ids.tolist()]
-        stretches = self._to_teacher([spelled[:first], spelled[first:]], begins=[False, False])
-        teacher_ids = [*first_ids, *stretches[0], *stretches[1]]
+        before, after = self._to_teacher([spelled[:first], spelled[first:]], begins=[False, False])
+        teacher_ids = [*first_ids, *before, *after]
         span = slice(0, len(spelled)), slice(len(first_ids), len(teacher_ids))
         return SharedText(
             np.array(ids, np.int32), np.array(spelled, np.int32), offsets_of([*map(len, parts)]),

@@ -16,7 +16,7 @@ from xtok.alignment.chats import align_rendered
 from xtok.conversation import Conversation, to_json_types
 from xtok.conversation.files import ChatRecord, read_row, unread_notes
 from xtok.conversation.teacher_side import SideText, check_fields, teacher_chats, teacher_values
-from xtok.predictions.checked import PREDICTS_FIRST, exceeds, own_logprobs
+from xtok.predictions.checked import PREDICTS_FIRST, exceeds, realized_logprobs
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable, TokenType
 from xtok.training.rows import checked_columns, read_flags, read_ids
@@ -107,7 +107,7 @@ def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float
             "add the teacher's log-probabilities of these ids"
         )
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
-    realized = own_logprobs(realized, np.arange(len(ids))[:1])
+    realized = realized_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():
         raise ValueError(f"realized_logprob has a value for the first token, but {PREDICTS_FIRST}")
     if (wrong := exceeds(realized, 0)).any():

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.checked import checked, checked_projected, without_null
+from xtok.predictions.checked import checked, checked_projected, fill_null
 from xtok.predictions.topk import TopK
 from xtok.tokenizers.table import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, checked_columns, read_flags, read_ids, stack
@@ -98,7 +98,7 @@ def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> T
     if counts != others:
         raise ValueError("topk_ids and topk_logprobs have different numbers of candidates")
     ids, logprobs = map(chain.from_iterable, lists)
-    flat, values = read_ids([*ids], "topk_ids"), np.array(without_null(logprobs), np.float32)
+    flat, values = read_ids([*ids], "topk_ids"), np.array(fill_null(logprobs), np.float32)
     values[flat == -1] = -np.inf
     unknown = [None] * len(token_ids)
     rest, nothing = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _HELD_OUT = 10  # every tenth anchor is held out
-_FEWEST_ANCHORS = 20
+_MIN_ANCHORS = 20
 _RIDGE = 0.01  # ridge penalty, relative to the mean variance
 
 
@@ -103,10 +103,10 @@ def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
 
 def _anchors(pair: Pair, row_ids: Ids, column_ids: Ids) -> tuple[Ids, Ids]:
     indices = np.flatnonzero(pair.equal_bytes[row_ids] >= 0)
-    if len(indices) < _FEWEST_ANCHORS:
+    if len(indices) < _MIN_ANCHORS:
         raise EmbeddingError(
             f"only {len(indices)} tokens are equal on both sides, but fitting one model's "
-            f"embeddings to the other's requires at least {_FEWEST_ANCHORS}",
+            f"embeddings to the other's requires at least {_MIN_ANCHORS}",
             hint="give spelling, sentence:MODEL or input:MODEL with {option}",
             parameter="embedding_model",
         )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
-from xtok.predictions.checked import without_null
+from xtok.predictions.checked import fill_null
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error, locate
 from xtok.tokenizers.display import shorten
@@ -42,7 +42,7 @@ def json_document(
     unknown = np.full(len(rows), np.nan, np.float32)
 
     def log_probabilities(values: Sequence[Any], *within: Bounds) -> NDArray[Any]:
-        return json_numbers(without_null(values), "log-probabilities", np.float32, location, within)
+        return json_numbers(fill_null(values), "log-probabilities", np.float32, location, within)
 
     return TopK(
         json_numbers(token_ids, "prompt_token_ids", np.int32, location, [bounds]), bounds, starts,

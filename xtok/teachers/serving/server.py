@@ -33,7 +33,7 @@ from xtok.teachers.serving.teacher import PROBE, TeacherServer
 from xtok.teachers.translator import SharedText, Translator
 from xtok.tokenizers.display import shorten
 
-LARGEST_BODY = 64 << 20
+MAX_BODY_BYTES = 64 << 20
 MAX_NOTES = 100
 """Maximum number of notes about requests, because clients can send any field name."""
 
@@ -278,8 +278,8 @@ async def _body(request: Request) -> bytes:
             async for part in request.stream():
                 parts.append(part)
                 size += len(part)
-                if size > LARGEST_BODY:
-                    raise BadRequest(f"the body has more than {LARGEST_BODY >> 20} MB")
+                if size > MAX_BODY_BYTES:
+                    raise BadRequest(f"the body has more than {MAX_BODY_BYTES >> 20} MB")
     except TimeoutError as error:
         raise BadRequest(f"the body took more than {BODY_SECONDS:g} seconds") from error
     return b"".join(parts)
