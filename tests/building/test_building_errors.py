@@ -128,13 +128,13 @@ ERRORS: Errors = {
     "give both models with pair=": [
         (
             lambda: xtok.reapply_exact(GOOD),
-            "the map contains no tokens of m, because another tool wrote it",
+            "the map does not contain the tokens of m: xtok did not create it",
         ),
         (
             lambda: xtok.reapply_exact(
                 xtok.multitoken(bytes_pair(), xtok.MultitokenConfig(token_form="raw"))
             ),
-            "the map was made with the token form raw, but contains no display strings",
+            "the map was built with the token form 'raw', but contains no display strings",
         ),
     ],
     "rebuild the map, or use the version of xtok that made it": [
@@ -188,7 +188,7 @@ ERRORS: Errors = {
             "cache, and xtok is offline",
         ),
     ],
-    "use a model with a safetensors checkpoint, which save_pretrained writes": [
+    "save the model with save_pretrained, or use a model with a safetensors checkpoint": [
         (lambda: generate(f"input:{create('empty', os.mkdir)}"), "empty has no model.safetensors"),
         (
             lambda: generate("own", "small/small-byte-level"),
@@ -277,7 +277,7 @@ ERRORS: Errors = {
         (lambda: layer(b"x", [1]), "the model.safetensors.index.json of model is damaged"),
         (
             lambda: layer(b"x", {"wte.weight": "none.safetensors"}),
-            "model has no none.safetensors, which its model.safetensors.index.json lists",
+            "model has no none.safetensors, but its model.safetensors.index.json lists this file",
         ),
     ],
 }

@@ -180,8 +180,8 @@ def test_omitted_tokens_are_reported(byte_level: Tokenizer, ranks: Tokenizer) ->
     assert report.counts["rows empty"] == special + 80  # unused ids of the width
     assert any(note.startswith(f"no counterpart for {special} special") for note in report.notes)
     assert report.notes[:2] == (
-        "student small-byte-level: 1,280 ids wide (from the config)",
-        f"teacher small.tiktoken: {len(table_of(ranks)):,} ids wide (from the tokenizer)",
+        "student small-byte-level: vocabulary width 1,280 (from the config)",
+        f"teacher small.tiktoken: vocabulary width {len(table_of(ranks)):,} (from the tokenizer)",
     )
 
 

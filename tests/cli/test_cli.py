@@ -94,7 +94,7 @@ def test_the_width_of_an_extended_map_is_kept(cli: Cli) -> None:
     line = "multitoken", "bytes", "bytes"
     works(cli(*line, "--teacher-vocab-size", "1234", "-o", "a.pt"))
     more = works(cli(*line, "--initial-projection-path", "a.pt", "-o", "b.pt"))
-    assert "1,234 ids wide" in more.stderr
+    assert "vocabulary width 1,234" in more.stderr
 
 
 def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
@@ -106,8 +106,8 @@ def test_json_has_the_written_paths_and_the_reports(cli: Cli) -> None:
                 "stage": "multitoken",
                 "counts": {"rows from pieces": 256},
                 "notes": [
-                    "student bytes: 256 ids wide (from the tokenizer)",
-                    "teacher bytes: 256 ids wide (from the tokenizer)",
+                    "student bytes: vocabulary width 256 (from the tokenizer)",
+                    "teacher bytes: vocabulary width 256 (from the tokenizer)",
                     "256 rows without a scale slot, because the teacher has no unused or special "
                     "id for the slot",
                 ],
@@ -171,7 +171,7 @@ def test_a_map_by_nemo_configures_every_command(
 
 def test_maps_of_nemo_rl_require_their_own_models(cli: Cli, small: Path, by_nemo: Path) -> None:
     result = cli("reapply-exact", by_nemo)
-    fails(result, "contains no tokens", "STUDENT and TEACHER")
+    fails(result, "does not contain the tokens", "STUDENT and TEACHER")
     result = cli("reapply-exact", by_nemo, *two_files(small))
     fails(result, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
 

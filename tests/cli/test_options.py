@@ -142,7 +142,7 @@ def test_build_reports_the_finished_map_and_the_counted_text(tmp_path: Path) -> 
         "rows exact": 255,
     }
     assert [note for note in result.notes if not note.startswith("student")] == [
-        "teacher student.tiktoken: 256 ids wide (from the tokenizer)"
+        "teacher student.tiktoken: vocabulary width 256 (from the tokenizer)"
     ]
     for config in (
         BuildConfig.for_loss("p-kl"),

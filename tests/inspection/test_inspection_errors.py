@@ -19,7 +19,7 @@ ERRORS: Errors = {
     "give both models with pair=": [
         (
             lambda: xtok.explain(GOOD, token_class="digits"),
-            "the map contains no tokens of m, because another tool wrote it",
+            "the map does not contain the tokens of m: xtok did not create it",
         ),
     ],
     "the classes are: …": [

@@ -129,7 +129,7 @@ ERRORS: Errors = {
     "use the token's id instead": [
         (
             lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
-            "the map contains no tokens of a/student, because another tool wrote it",
+            "the map does not contain the tokens of a/student: xtok did not create it",
         ),
     ],
     "spaces are part of a token, as in ' the'; write bytes as '\\xe4'": [
@@ -139,7 +139,7 @@ ERRORS: Errors = {
     "id instead of a text": [
         (lambda: TINY["97"], "org/student has no token '97'"),
     ],
-    "use another id, or the token": [
+    "pass an id in this range, or pass the token itself": [
         (lambda: TINY[-1], "org/student has no id -1, expected 0 to 5"),
     ],
     "cut the map first with xtok sort-cut, or write .safetensors": [

@@ -78,15 +78,15 @@ REFUSED: dict[str, tuple[str, Any, Any]] = {
     "two prefixes": ("decoder removes '@@'", decoders.WordPiece(prefix="@@"),
                      models.WordPiece(BPE["vocab"], unk_token="<unk>")),
     "no prefix": ("decoder removes '##'", decoders.WordPiece(), models.BPE(**BPE)),
-    "a regular expression": ("Replace decoder of a regular expression",
+    "a regular expression": ("Replace decoder with a regular expression",
                              decoders.Replace(Regex("a+"), "b"), None),
-    "Strip before Fuse": ("Strip decoder of each token", decoders.Sequence(
+    "Strip before Fuse": ("Strip decoder that changes each token", decoders.Sequence(
         [decoders.Metaspace(), decoders.Strip(" ", 1, 0), decoders.Fuse()]), None),
-    "Replace across tokens": ("Replace decoder of the whole text", decoders.Sequence(
+    "Replace across tokens": ("Replace decoder that changes the whole text", decoders.Sequence(
         [decoders.Fuse(), decoders.Replace("ab", "c")]), None),
-    "all spaces dropped": ("Metaspace decoder of the whole text", decoders.Sequence(
+    "all spaces dropped": ("Metaspace decoder that changes the whole text", decoders.Sequence(
         [decoders.Fuse(), decoders.Metaspace()]), None),
-    "ByteLevel and Replace": ("Replace decoder of the whole text", decoders.Sequence(
+    "ByteLevel and Replace": ("Replace decoder that changes the whole text", decoders.Sequence(
         [decoders.ByteLevel(), decoders.Replace("a", "c")]), None),
     "Replace and ByteLevel": ("ByteLevel decoder", decoders.Sequence(
         [decoders.Replace("a", "c"), decoders.ByteLevel()]), None),

@@ -158,7 +158,7 @@ def test_parsing_undoes_writing(
     if len(set(ranks.values())) == len(ranks):
         assert ranks_of(path, data) == SINGLE | ranks
     else:
-        with pytest.raises(TokenizerError, match="repeats"):
+        with pytest.raises(TokenizerError, match="is repeated"):
             ranks_of(path, data)
 
 
@@ -254,7 +254,7 @@ def test_added_tokens_of_a_tiktoken_folder(folder: Path) -> None:
     assert tokenizer.encode("<tool><|end|>").ids.tolist() == [1001, 1000]
     assert tokenizer.special_token_names == {"eos_token": "<|end|>"}
     named.write_text('{"eos_token": "<|end|>", "additional_special_tokens": ["<|other|>"]}')
-    assert "special tokens without an id: <|other|>" in not_loaded(f"{folder}{AT}")
+    assert "special tokens that have no id: <|other|>" in not_loaded(f"{folder}{AT}")
 
 
 def test_other_damage_in_a_folder(folder: Path, small: Path, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_the_null_tokenizer_has_numbers_as_text() -> None:
     assert table_of(tokenizer).roles["eos"] == (99,)
     assert tokenizer.encode("5 17  3").ids.tolist() == [5, 17, 3]
     for size in ("x", "0", "-1", "99999999999", "9" * 5000):
-        assert "is not a number" in not_loaded(f"null:{size}")
+        assert "expected a number" in not_loaded(f"null:{size}")
     assert load_tokenizer("null").vocabulary.vocab_size == 131_072
     for text in ("5 100", "five", "9" * 5000):
         with pytest.raises(TokenizerError, match="ids below"):
@@ -426,7 +426,7 @@ def test_a_slow_tokenizer_is_an_error(small: Path, tmp_path: Path) -> None:
     folder = copied(small / "small-byte-level", tmp_path / "slow", tokenizer_config=config)
     (folder / "tokenization.py").write_text(SLOW)
     message = not_loaded(folder, trust_remote_code=True)
-    assert "loads as Slow, a slow tokenizer" in message
+    assert "a slow tokenizer (Slow)" in message
 
 
 # Real tokenizers

@@ -53,7 +53,7 @@ ERRORS: Errors = {
     ],
     "use one of the prefixes hf:, tekken:, tiktoken:, spm:, bytes:, null:; for a file name with a "
     "colon, pass ./spam:eggs": [
-        (lambda: load_tokenizer("spam:eggs"), "spam: is not a tokenizer prefix"),
+        (lambda: load_tokenizer("spam:eggs"), "unknown tokenizer prefix 'spam:'"),
     ],
     "check the path and its permissions": [
         (
@@ -89,7 +89,7 @@ ERRORS: Errors = {
             "a.gguf is a .gguf file, which xtok does not support",
         ),
     ],
-    "add its --tiktoken-pattern: 'a.json@v2', 'a.json@v1', or 'a.json@REGEX'": [
+    "append Megatron's split pattern: 'a.json@v2', 'a.json@v1', or 'a.json@REGEX'": [
         (
             lambda: load_tokenizer(file("a.json", '[{"rank": 0, "token_bytes": "AA=="}]')),
             "a.json is a Megatron vocabulary without a split pattern",
@@ -103,13 +103,13 @@ ERRORS: Errors = {
                     decoder={"type": "Strip", "content": " ", "start": 1, "stop": 0},
                 )
             ),
-            "model has a Strip decoder of each token, so a text is not the concatenation of "
-            "its tokens",
+            "model has a Strip decoder that changes each token, so a text is not the "
+            "concatenation of its tokens",
         ),
         (
             lambda: load_tokenizer(folder("tokenizer", decoder=CTC)),
-            "model has a CTC decoder of each token, so a text is not the concatenation of "
-            "its tokens",
+            "model has a CTC decoder that changes each token, so a text is not the "
+            "concatenation of its tokens",
         ),
     ],
     "give a tokenizer file or the folder of a Hugging Face tokenizer": [
@@ -150,7 +150,7 @@ ERRORS: Errors = {
     "the file is damaged or has another format: download it again": [
         (
             lambda: load_tokenizer(f"{file('a.tiktoken', 'YWI= 0')}@x"),
-            "a.tiktoken lacks 256 of the 256 single bytes",
+            "a.tiktoken has no tokens for 256 of the 256 bytes",
         ),
         (
             lambda: load_tokenizer(
@@ -167,8 +167,8 @@ ERRORS: Errors = {
             "tekken.json is not a tekken file: KeyError('config')",
         ),
     ],
-    "use bytes; for more than 256 ids, add vocab_size=": [
-        (lambda: load_tokenizer("bytes:1"), "bytes:1 is not a tokenizer: bytes takes no argument"),
+    "remove the suffix; for more than 256 ids, add vocab_size=": [
+        (lambda: load_tokenizer("bytes:1"), "bytes:1 is not a tokenizer, expected 'bytes'"),
     ],
     "set the width of the model's logits with vocab_size=": [
         (
@@ -187,16 +187,16 @@ ERRORS: Errors = {
             "small-byte-level is already loaded with 1280 ids",
         ),
     ],
-    "use a number, as in null:32000; null means null:131072": [
+    "write the number of ids, for example null:32000; the default is null:131072": [
         (
             lambda: load_tokenizer("null:none"),
-            "null:none is not a tokenizer: none is not a number in 1..16777216",
+            "null:none is not a tokenizer, expected a number from 1 to 16777216",
         ),
     ],
-    "pass numbers, as in '5 17 3'": [
+    "pass a text that consists of ids, such as '5 17 3'": [
         (
             lambda: load_tokenizer("null:100").encode("5 100"),
-            "null cannot encode '5 100', expected ids below 100",
+            "'null' cannot encode '5 100', expected ids below 100",
         ),
     ],
     "use a tokenizer with byte tokens or a byte-level vocabulary": [
@@ -215,7 +215,7 @@ ERRORS: Errors = {
         (
             lambda: load_tokenizer(folder("config", vocab_size=798)).encode("a <think> b"),
             "the text 'a <think> b' contains the token '<think>' (id 799), but model has "
-            "only 798 rows",
+            "only 798 logits",
         ),
     ],
     "set tokenizer_class in its tokenizer_config.json, or pass the path of the file: "
@@ -233,12 +233,12 @@ ERRORS: Errors = {
             "AutoTokenizer cannot load other: …",
         ),
     ],
-    "add them with their ids to added_tokens_decoder in tokenizer_config.json": [
+    "add these tokens and their ids to added_tokens_decoder in tokenizer_config.json": [
         (
             lambda: load_tokenizer(
                 class_of("qwen.tiktoken", "Own", "small.tiktoken") + r"@\w+|\W+"
             ),
-            "the configs of other name special tokens without an id: <|other|>",
+            "the configs of other list special tokens that have no id: <|other|>",
         ),
     ],
     "fix or delete the file": [

@@ -90,7 +90,7 @@ ERRORS: Errors = {
             "init is bytes, expected pieces, mean or the path of an existing map",
         ),
     ],
-    "use a model with a safetensors checkpoint, which save_pretrained writes": [
+    "save the model with save_pretrained, or use a model with a safetensors checkpoint": [
         (
             lambda: xtok.transplant("small/small-digits", "small/small-byte-level", "new"),
             "small/small-digits has no model.safetensors",

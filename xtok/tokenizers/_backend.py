@@ -1,4 +1,4 @@
-"""Define the interface of tokenizer libraries, and read the configs next to their files."""
+"""Define a common interface of tokenizer libraries, and read the config files of a model."""
 
 from __future__ import annotations
 
@@ -17,30 +17,34 @@ if TYPE_CHECKING:
     from xtok.tokenizers.table import TokenEntry
 
 SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
-"""Roles in `tokenizer_config.json`, with keys such as `bos_token`."""
+"""Roles that `tokenizer_config.json` can declare, with keys such as `bos_token`."""
 
 
 GENERATION_CONFIG, MODEL = "generation_config.json", "its model"  # other sources of roles
 
 Roles = Mapping[str, Mapping[int, str]]
-"""Role → {id: source of the declaration}. The ids that the library declares come first."""
+"""For each role, its ids and the source that declares each id.
+
+Ids that the library declares come before other ids."""
 
 TextChange = tuple[str, str]
-"""A component of a tokenizer, and its change to a text before tokenization."""
+"""Name of a tokenizer component, and a description of its changes to a text."""
 
 
 class Backend(ABC):
     """Interface of a tokenizer library. `Tokenizer` checks that the results are exact."""
 
     name: str
-    notes: tuple[str, ...] = ()  # notes about loading, for the user
+    notes: tuple[str, ...] = ()  # messages for the user about loading
     recognizes_names: bool = False  # whether the library recognizes added tokens in a text
     drops_text: bool = False  # whether the library silently drops text that has no token
     # Whether the ids cover the whole text, including spaces next to added tokens.
     keeps_text: bool = True
     text_changes: Sequence[TextChange] = ()
     other: tuple[str, Callable[[], Backend]] | None = None
-    """Name and loader of a second reader: AutoTokenizer, or a reader of only the tokenizer file."""
+    """Name and loader of a second reader of the same model.
+
+    The reader is AutoTokenizer, or a function that reads only the tokenizer file."""
 
     @abstractmethod
     def entries(self) -> Iterable[TokenEntry]:
@@ -48,21 +52,28 @@ class Backend(ABC):
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode parts of a longer text. Names of control tokens are text."""
+        """Encode texts as parts of a longer text. The name of a control token is ordinary text."""
 
     def definition(self) -> Iterable[bytes]:
-        """Return the data that affects the ids of a text, except tokens and roles."""
+        """Return the data that determines the ids of a text, without tokens and roles."""
         return ()
 
     def encode_bytes(self, data: bytes) -> list[int] | None:
-        """Apply the model's merges to any bytes. Return None if the model merges characters."""
+        """Apply the model's merges to bytes, which need not be valid UTF-8.
+
+        Returns None if the model merges characters instead of bytes.
+        """
         return None
 
     text_tokens: Mapping[str, int] = {}
-    """Added text tokens that the library does not recognize in a text."""
+    """Name → id of added text tokens that xtok recognizes, because the library does not."""
 
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode the starts of texts, or whole texts if the library recognizes added tokens."""
+        """Encode the start of each text, with the prefix that the library adds.
+
+        The start ends before the first added token. If the library recognizes added tokens, it is
+        the whole text.
+        """
         return self.encode_texts(texts)
 
     def ids_before(self) -> Sequence[int]:
@@ -70,15 +81,15 @@ class Backend(ABC):
         return ()
 
     def spans(self, text: str, *, at_start: bool = True) -> Sequence[tuple[int, int]]:
-        """Return the byte range `(start, end)` of each token from `encode_starts`.
+        """Return the byte range `(start, end)` of each token in a text.
 
-        With `at_start=False`, the tokens are from `encode_texts`. The result is empty if the
-        library never changes text.
+        The tokens are the result of `encode_starts`, or of `encode_texts` if `at_start` is False.
+        The result is empty if the library never changes text.
         """
         return ()
 
     def declared_roles(self) -> Roles:
-        """Return the declared roles. A role that is declared as null has no ids."""
+        """Return the roles that the files declare. A role with the value null has no ids."""
         return {}
 
     def library(self) -> Any:
@@ -86,11 +97,11 @@ class Backend(ABC):
         return self.other[1]().library() if self.other else None
 
     def special_names(self) -> Mapping[str, str]:
-        """Return the special tokens for chat templates, such as `image_token`."""
+        """Return the special tokens that chat templates can use, by keys such as `image_token`."""
         return {}
 
     def chat_templates(self) -> Mapping[str, str]:
-        """Return the Jinja chat templates by name. The usual name is `default`."""
+        """Return the Jinja chat templates by name. A single template has the name `default`."""
         return {}
 
 
@@ -113,7 +124,7 @@ def no_panic(model: str) -> Iterator[None]:
     except OSError as error:
         raise TokenizerError(
             f"{error.filename or model} cannot be read: {error.strerror or error}",
-            hint="check that the file exists, and its permissions",
+            hint="check that the file exists and that you may read it",
         ) from error
     except BaseException as error:
         if not is_panic(error):
@@ -132,7 +143,7 @@ class AddedNames:
         self.ids, self._pattern = ids, re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
     def split(self, text: str) -> list[str]:
-        """Split a text into parts: text at even indices, and names at odd indices."""
+        """Split a text at the names. In the result, the names have odd indices."""
         return self._pattern.split(text)
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
@@ -144,13 +155,14 @@ class AddedNames:
         return [*chain.from_iterable(ids)]
 
 
-# Config sections of the text model, and keys for the width. The width of the logits comes first.
+# Sections of config.json that describe the text model, and keys for its vocabulary size. The
+# logits have the padded size, so this key comes first.
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _WIDTHS = ("padded_vocab_size", "vocab_size")
 
 
 def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
-    """Return the width of a model's logits and its source, or None without a config.json.
+    """Return the width of a model's logits and its source, or None if the width is unknown.
 
     If `config.json` lacks the width, the result is the default of the model type.
     """
@@ -178,7 +190,10 @@ def model_vocab_size(files: ModelFiles) -> tuple[int, str] | None:
 
 
 def json_flag(entry: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Return a boolean of a JSON object. Raises a `ValueError` for values such as "false"."""
+    """Return the boolean with the key `name` in a JSON object.
+
+    Raises a `ValueError` for other values, such as the string "false".
+    """
     value = entry.get(name, default)
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}, expected true or false")
@@ -189,7 +204,7 @@ def eos_ids(files: ModelFiles) -> list[int]:
     """Return the eos ids of a model's generation config."""
     eos: Any = files.json(GENERATION_CONFIG).get("eos_token_id")
     ids: list[int] = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(i) is int for i in ids):  # True is not an id
+    if not all(type(i) is int for i in ids):  # `True` is an `int` in Python
         path = files.find(GENERATION_CONFIG)
         raise TokenizerError(
             f"{path}: eos_token_id is {eos!r}, expected token ids", hint="fix or delete the file"
@@ -198,7 +213,10 @@ def eos_ids(files: ModelFiles) -> list[int]:
 
 
 def chat_templates(files: ModelFiles) -> dict[str, str]:
-    """Return a model's chat templates by name. Template files override the config."""
+    """Return a model's chat templates by name.
+
+    If there are template files, the templates in `tokenizer_config.json` are ignored.
+    """
     paths = {"default": files.find("chat_template.jinja")}
     extra_paths = files.within("additional_chat_templates")
     paths |= {path.stem: path for path in extra_paths if path.suffix == ".jinja"}

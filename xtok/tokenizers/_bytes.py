@@ -1,4 +1,4 @@
-"""Tokenizers without a file: `bytes` (256 bytes) and `null` (ids without text)."""
+"""Two tokenizers that need no files: `bytes`, with an id per byte, and `null`, without text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType, byte_offsets
 
 
 class BytesBackend(Backend):
-    """The tokenizer `bytes`, with id i for byte i."""
+    """The tokenizer `bytes`. The id of a byte is the value of the byte."""
 
     name = "bytes"
 
     def __init__(self, argument: str) -> None:
         if argument:
             raise TokenizerError(
-                f"bytes:{argument} is not a tokenizer: bytes takes no argument",
-                hint="use bytes; for more than 256 ids, add {option}",
+                f"bytes:{argument} is not a tokenizer, expected 'bytes'",
+                hint="remove the suffix; for more than 256 ids, add {option}",
                 parameter="vocab_size",
             )
 
@@ -34,9 +34,10 @@ class BytesBackend(Backend):
 
 
 class NullBackend(Backend):
-    """The tokenizer `null` or `null:SIZE`, to test training code. Its ids represent no text.
+    """The tokenizer `null` or `null:SIZE`, for tests of training code. Its ids have no text.
 
-    It encodes lists of ids, such as "5 17 3". The largest id is the eos token.
+    A text must be a list of ids, such as "5 17 3". Encoding parses these ids. The largest id is the
+    eos token.
     """
 
     name, recognizes_names = "null", True
@@ -45,8 +46,8 @@ class NullBackend(Backend):
         self._size = _number(argument or "131072")
         if not 0 < self._size <= MAX_WIDTH:
             raise TokenizerError(
-                f"null:{argument} is not a tokenizer: {argument} is not a number in 1..{MAX_WIDTH}",
-                hint="use a number, as in null:32000; null means null:131072",
+                f"null:{argument} is not a tokenizer, expected a number from 1 to {MAX_WIDTH}",
+                hint="write the number of ids, for example null:32000; the default is null:131072",
             )
 
     def entries(self) -> Iterable[TokenEntry]:
@@ -63,8 +64,8 @@ class NullBackend(Backend):
         for text, ids in zip(texts, rows, strict=True):
             if not all(0 <= i < self._size for i in ids):
                 raise TokenizerError(
-                    f"null cannot encode {text[:40]!r}, expected ids below {self._size}",
-                    hint="pass numbers, as in '5 17 3'",
+                    f"'null' cannot encode {text[:40]!r}, expected ids below {self._size}",
+                    hint="pass a text that consists of ids, such as '5 17 3'",
                 )
         return rows
 
@@ -74,5 +75,5 @@ class NullBackend(Backend):
 
 
 def _number(word: str) -> int:
-    """Parse a number. Return −1 if the word is not a number, or if the number is too large."""
+    """Parse a number of at most nine digits. Returns −1 for any other word."""
     return int(word) if re.fullmatch("[0-9]{1,9}", word) else -1

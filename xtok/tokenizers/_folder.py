@@ -17,13 +17,13 @@ NAMES = (
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     *("tiktoken.model", "qwen.tiktoken", "*.model", "*.tiktoken", "tekken*.json"),
 )
-"""File names of tokenizers without a tokenizer.json. The most preferred name comes first.
+"""Names of the tokenizer file in models without a tokenizer.json. The first file found is used.
 
-Patterns apply only to local folders."""
+Names with `*` are patterns, which apply only to local folders."""
 
 
 def _contents(tokens: Any) -> Iterator[str]:
-    """Yield the texts of special tokens, which are strings or objects with flags."""
+    """Yield the strings of special tokens. A token is a string, or an object with `content`."""
     for token in tokens if isinstance(tokens, list) else []:
         name = token.get("content") if isinstance(token, dict) else token
         if isinstance(name, str):
@@ -56,7 +56,7 @@ def _added_tokens(
 
 
 def add_configs(backend: RankBackend, files: ModelFiles) -> None:
-    """Add the tokens, roles and chat templates from a folder's configs to the tokenizer."""
+    """Add the tokens, roles and chat templates in the configs of a folder to a backend."""
     config = files.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= files.json("special_tokens_map.json")
@@ -66,8 +66,8 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
     contents = {entry.content for entry in (*entries.values(), *added.values())}
     if missing := [name for name in special if name.encode() not in contents]:
         raise TokenizerError(
-            f"the configs of {files} name special tokens without an id: {listed(missing)}",
-            hint="add them with their ids to added_tokens_decoder in tokenizer_config.json",
+            f"the configs of {files} list special tokens that have no id: {listed(missing)}",
+            hint="add these tokens and their ids to added_tokens_decoder in tokenizer_config.json",
         )
     text = {
         token.content.decode(): i

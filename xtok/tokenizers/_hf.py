@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 Spec = dict[str, Any]
-"""JSON of one component in a tokenizer.json, with `type` and options."""
+"""A component of a tokenizer.json, such as a normalizer: its `type` and its options."""
 
 
 _TEXTS_AT_ONCE = 4096
 
 
 class HuggingFaceBackend(Backend):
-    """A fast Hugging Face tokenizer (`PreTrainedTokenizerFast`). Errors contain `model`."""
+    """A fast Hugging Face tokenizer (`PreTrainedTokenizerFast`).
+
+    `model` is the name of the tokenizer in errors.
+    """
 
     name, recognizes_names = "hf", True
     load_library: Callable[[], Any] | None = None
@@ -67,7 +70,7 @@ class HuggingFaceBackend(Backend):
                 kind, content = TokenType.CONTROL, added.content.encode()
             elif self._byte_fallback and display in _BYTE_TOKENS:
                 kind, content = TokenType.BYTE, _BYTE_TOKENS[display]
-            elif added is not None and self._byte_level:  # the decoder treats added tokens as text
+            elif added is not None and self._byte_level:  # the display string is the text
                 kind, content = TokenType.USER_DEFINED, added.content.encode()
             else:
                 kind = TokenType.NORMAL if added is None else TokenType.USER_DEFINED
@@ -75,25 +78,25 @@ class HuggingFaceBackend(Backend):
             yield TokenEntry(i, kind, content, display.encode())
 
     def definition(self) -> Iterable[bytes]:
-        # The library serializes the model in a fixed order, regardless of the file. For DeepSeek's
-        # 128,000 tokens, this takes 70 ms of the 600 ms for loading.
+        # `__getstate__` writes the vocabulary in a fixed order, regardless of the file's order. For
+        # DeepSeek's 128,000 tokens, this takes 70 ms of a loading time of 600 ms.
         rust = self._hf.backend_tokenizer
         parts = [_spec(part) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)]
         added = sorted((i, repr(token)) for i, token in self._added.items())
         around = rust.encode("").ids  # ids from the post-processor
         options = [*parts, added, around, getattr(self._hf, "split_special_tokens", False)]
         head, name, vocab = rust.model.__getstate__().partition(b'"vocab":')
-        head = head.replace(b'""', b"null")  # both mean no prefix or suffix
+        head = head.replace(b'""', b"null")  # both mean that there is no prefix or suffix
         return [json.dumps(options, sort_keys=True).encode(), head + name, vocab]
 
     def _unknown_id(self) -> int | None:
-        """Return the id for unknown text, if the model has one."""
+        """Return the id that the model uses for unknown text, or None."""
         name, kind = getattr(self._rust.model, "unk_token", None), type(self._rust.model).__name__
         unknown: int | None = None if name is None else self._rust.token_to_id(name)
         if kind == "Unigram":
             unknown = json.loads(self._rust.to_str())["model"].get("unk_id")
         elif name is None and kind == "BPE" and self._byte_fallback:
-            # LlamaTokenizer in Transformers 5 declares the token, but builds a model without it.
+            # LlamaTokenizer in Transformers 5 declares unk_token, but its model does not have it.
             unknown = getattr(self._hf, "unk_token_id", None)
         return unknown
 
@@ -102,7 +105,7 @@ class HuggingFaceBackend(Backend):
         ids = {r: getattr(self._hf, name) for r, name in names.items() if hasattr(self._hf, name)}
         roles = {role: {} if i is None else {i: "the tokenizer"} for role, i in ids.items()}
         if not roles.get("unk") and (unknown := self._unknown_id()) is not None:
-            roles["unk"] = {unknown: MODEL}  # the library emits this id, declared or not
+            roles["unk"] = {unknown: MODEL}  # the library can return this id, even if undeclared
         return roles
 
     def library(self) -> Any:
@@ -122,7 +125,7 @@ class HuggingFaceBackend(Backend):
         try:
             batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
-            # The library raises a plain Exception for text without a token.
+            # The library raises a plain Exception if it has no token for a part of the text.
             if type(error) is not Exception:
                 raise
             return [ids for text in texts for ids in self._encode([text])] if texts[1:] else [[]]
@@ -134,7 +137,7 @@ class HuggingFaceBackend(Backend):
         try:
             text = data.decode()
             pieces = [piece for piece, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
-        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or no text
+        except (AttributeError, UnicodeDecodeError):  # no pre-tokenizer, or invalid UTF-8
             pieces = [data.decode("latin-1").translate(_TO_DISPLAY)]
         return [token.id for piece in pieces for token in self._rust.model.tokenize(piece)]
 
@@ -203,7 +206,7 @@ def components(component: Any) -> Iterator[Spec]:
 
 
 def _within_text(rust: RustTokenizer) -> RustTokenizer:
-    """Return a copy for parts of a text. It has the same model, but no prefix and no padding."""
+    """Return a copy that encodes parts of a longer text, without a prefix or padding."""
     from tokenizers import Tokenizer as RustTokenizer
 
     within = RustTokenizer(rust.model)
@@ -228,8 +231,8 @@ def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
         if len(names) > 1:
             yield (
                 f"{model} has added tokens that are equal after normalization: "
-                f"{listed(sorted(map(repr, names)))}; its library selects one of them at random "
-                "each time it is loaded"
+                f"{listed(sorted(map(repr, names)))}; the library selects one of them at random "
+                "each time it loads the tokenizer"
             )
 
 
@@ -258,7 +261,7 @@ def _is_at_start(spec: Spec) -> bool:
     return pattern.startswith(r"\A")
 
 
-_MAX_GROWTH = 100  # published normalizers stay below 10, for example `…` → `...`
+_MAX_GROWTH = 100  # factor; published normalizers stay below 10 (`…` → `...` has 3)
 
 
 def _check_growth(rust: RustTokenizer, model: str) -> None:
@@ -275,7 +278,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
-    """Return a function that converts a display string to the token's bytes within a text."""
+    """Return a function that converts the display string of a token to the token's bytes."""
     if not components:
         raise TokenizerError(
             f"{model} has no decoder, so the bytes of its tokens are unknown",
@@ -308,7 +311,10 @@ def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:
 
 
 def _find_replacement(component: Spec, is_joined: bool) -> tuple[str, str]:
-    """Return the strings that a component replaces and inserts in tokens, or two empty strings."""
+    """Return the string that a component replaces in tokens, and the replacement.
+
+    Both are empty if the component makes no such replacement.
+    """
     old = new = ""
     if component["type"] == "Metaspace" and (
         not is_joined or component.get("prepend_scheme") == "never"
@@ -322,8 +328,8 @@ def _find_replacement(component: Spec, is_joined: bool) -> tuple[str, str]:
 def _describe(component: Spec, is_joined: bool) -> str:
     kind = component["type"]
     if kind == "Replace" and "Regex" in component["pattern"]:
-        return f"a {kind} decoder of a regular expression"
-    return f"a {kind} decoder {'of the whole text' if is_joined else 'of each token'}"
+        return f"a {kind} decoder with a regular expression"
+    return f"a {kind} decoder that changes {'the whole text' if is_joined else 'each token'}"
 
 
 def _word_piece(component: Spec) -> Callable[[str], bytes]:
@@ -365,7 +371,7 @@ _CHANGES = {
     "Lowercase": "replaces upper case by lower case",
     "StripAccents": "drops accents (é → e)",
     "Strip": "drops whitespace at the ends of a text",
-    "Nmt": "drops control characters, replaces special spaces by the usual space",
+    "Nmt": "drops control characters, and replaces special spaces by ordinary spaces",
     "Precompiled": CHARACTER_TABLE,
 }
 
@@ -374,17 +380,17 @@ _AT_SPLITS = "drops the separators between words, such as whitespace"
 _SPLITTING = ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "CharDelimiterSplit")
 _DROPPING = {
     **dict.fromkeys(_SPLITTING, _AT_SPLITS),
-    "UnicodeScripts": "drops the start of a text if it has no script, such as spaces",
+    "UnicodeScripts": "drops characters without a script, such as spaces, at the start of a text",
 }
 
 
 def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
-    """Yield the components that change a text, if decoding does not undo the change."""
+    """Yield the changes of all components, except changes that decoding undoes."""
     yield from _normalizations(rust, decoder)
     if names := _stripping(rust):
         yield "added tokens", f"drops whitespace next to {listed(map(repr, names))}"
     if any(c["type"] == "WordPiece" for c in decoder):
-        yield "WordPiece", "drops whitespace: writes one space before each word, except . , ? !"
+        yield "WordPiece", "drops whitespace, then writes one space before each word except . , ? !"
         return
     for component in components(rust.pre_tokenizer):
         kind = component["type"]
@@ -393,7 +399,7 @@ def _text_changes(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChan
 
 
 def _normalizations(rust: RustTokenizer, decoder: list[Spec]) -> Iterator[TextChange]:
-    """Yield the changes of the normalizer, except changes that the decoder undoes."""
+    """Yield the changes of the normalizer, except changes that decoding undoes."""
     undone = {
         (c["content"], c["pattern"].get("String")) for c in decoder if c["type"] == "Replace"
     } | {(" ", c["replacement"]) for c in decoder if c["type"] == "Metaspace"}
@@ -416,14 +422,14 @@ _BYTE_TOKENS = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
 
 def _byte_level_alphabet() -> dict[int, int]:
-    """Return the display character of each byte (`bytes_to_unicode` in GPT-2's encoder)."""
+    """Return the display character of each byte, like `bytes_to_unicode` in GPT-2's code."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {byte: byte for byte in printable} | {b: 256 + i for i, b in enumerate(hidden)}
 
 
 _TO_DISPLAY = _byte_level_alphabet()
-# Other characters below 256 map to a character outside Latin-1, so that encoding fails.
+# Characters below 256 that represent no byte map to U+FFFF, which Latin-1 cannot encode.
 _FROM_DISPLAY = dict.fromkeys(range(256), 65535) | {c: b for b, c in _TO_DISPLAY.items()}
 
 

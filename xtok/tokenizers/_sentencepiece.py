@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
     from sentencepiece.sentencepiece_model_pb2 import ModelProto, NormalizerSpec
 
-CHARACTER_TABLE = "replaces characters by a table, mostly compatibility forms (ﬁ → fi, ① → 1)"
+CHARACTER_TABLE = "replaces the characters in a table, such as compatibility forms (ﬁ → fi, ① → 1)"
 _SPACE = "▁"
 
 
 class SentencePieceBackend(Backend):
-    """A SentencePiece model. Parts of a text are encoded without dummy prefix and stripping."""
+    """A SentencePiece model.
+
+    Parts of a longer text are encoded without the dummy prefix, and keep all spaces.
+    """
 
     name = "sentencepiece"
 
@@ -28,7 +31,7 @@ class SentencePieceBackend(Backend):
         from sentencepiece import SentencePieceProcessor
 
         for index, piece in enumerate(proto.pieces):
-            if not isinstance(piece.piece, str):  # protobuf returns bytes in this case
+            if not isinstance(piece.piece, str):  # protobuf returns bytes for invalid UTF-8
                 raise ValueError(f"piece {index}: {piece.piece!r} is not UTF-8")
             if "\0" in piece.piece:
                 raise ValueError(f"piece {index}: {piece.piece!r} contains U+0000")
@@ -61,11 +64,11 @@ class SentencePieceBackend(Backend):
                 hint="give a .model, .tiktoken or tekken.json file, or a Hugging Face folder",
             ) from error
 
-    def __reduce__(self) -> tuple[object, ...]:  # pickle cannot find the class by name
+    def __reduce__(self) -> tuple[object, ...]:  # pickle cannot import ModelProto
         return SentencePieceBackend.from_bytes, (self._data,)
 
     def entries(self) -> Iterable[TokenEntry]:
-        """Return all ids with their types from the file. The character `▁` becomes a space."""
+        """Return the pieces of the file as entries, with a space for each `▁`."""
         for i, piece in enumerate(self._proto.pieces):
             kind, display = TokenType(piece.type), piece.piece
             content = display.replace(_SPACE, " ").encode()
@@ -106,5 +109,5 @@ def _text_changes(spec: NormalizerSpec) -> Iterator[TextChange]:
     if spec.precompiled_charsmap:
         yield spec.name or "charsmap", CHARACTER_TABLE
     if spec.remove_extra_whitespaces:
-        change = "repeated spaces become one space, spaces at the ends of a text are dropped"
+        change = "replaces repeated spaces by one space, and drops spaces at the ends of a text"
         yield "remove_extra_whitespaces", change

@@ -15,8 +15,8 @@ from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import TEKKEN_PATTERN, RankBackend, bad_pattern, require_single_bytes
 from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType
 
-# Special tokens that files before version 7 lack, from tokens/tokenizers/tekken.py of
-# mistral-common 1.13.1.
+# Special tokens of files before version 7, which do not list these tokens. Source:
+# tokens/tokenizers/tekken.py of mistral-common 1.13.1.
 _FIRST_SPECIAL_TOKENS = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
@@ -30,7 +30,7 @@ _TOKEN = re.compile(rb'"token_bytes"\s*:\s*"')
 
 
 def is_tekken(path: Path) -> bool:
-    """Whether a JSON file contains tekken tokens (`token_bytes`), in any order of keys."""
+    """Whether a JSON file is a tekken file. Its keys can have any order."""
     data = path.read_bytes()
     return _TOKEN.search(data) is not None or _START.match(data) is not None
 
@@ -43,7 +43,7 @@ def load_tekken(path: Path) -> RankBackend:
         reserved = int(config["default_num_special_tokens"])
         size = int(config["default_vocab_size"])
         if not 0 <= reserved <= size <= MAX_WIDTH:
-            raise ValueError(f"{reserved} special tokens exceed the width {size}")
+            raise ValueError(f"{reserved} special tokens, but {size} tokens in total")
         listed = document.get("special_tokens") or _number(_FIRST_SPECIAL_TOKENS)
         special = _special_tokens(listed, reserved)
         ranks = _ranks(document["vocab"][: size - reserved], reserved, path)
@@ -59,7 +59,7 @@ def _number(names: str) -> list[dict[str, Any]]:
 
 
 def _special_tokens(listed: Iterable[Mapping[str, Any]], reserved: int) -> list[TokenEntry]:
-    """Return the special tokens. If a reserved id is not in the list, its name is its number."""
+    """Return the special tokens. A reserved id that is not listed has the name `<SPECIAL_id>`."""
     entries: dict[int, TokenEntry] = {}
     for token in listed:
         i, name = int(token["rank"]), token["token_str"].encode()
@@ -86,8 +86,8 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[b
     return ranks
 
 
-# A Megatron vocabulary is a list of byte tokens, without a pattern and special tokens. Source of
-# the patterns (`--tiktoken-pattern`) and of the special tokens, which have the first ids:
+# A Megatron vocabulary lists only byte tokens. Megatron adds special tokens before these tokens,
+# and its option `--tiktoken-pattern` sets the split pattern. Source of both:
 # megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
 _PATTERNS = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -104,11 +104,11 @@ def is_megatron(head: bytes) -> bool:
 
 
 def load_megatron(path: Path, pattern: str | None) -> RankBackend:
-    """Load a `vocab.json`. Megatron's special tokens get the first ids."""
+    """Load a `vocab.json`, and add Megatron's special tokens, which have the first ids."""
     if pattern is None:
         raise TokenizerError(
             f"{path} is a Megatron vocabulary without a split pattern",
-            hint=f"add its --tiktoken-pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
+            hint=f"append Megatron's split pattern: '{path}@v2', '{path}@v1', or '{path}@REGEX'",
         )
     try:
         vocab = parse_json(path.read_bytes())[: _WIDTH - _NUM_SPECIAL]

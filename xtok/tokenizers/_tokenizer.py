@@ -1,4 +1,4 @@
-"""`Tokenizer`: exact bytes of all tokens, exact spellings of any bytes, and the library's ids."""
+"""Define `Tokenizer`, which returns exact token bytes, exact spellings and the library's ids."""
 
 from __future__ import annotations
 
@@ -43,25 +43,26 @@ from xtok.tokenizers.table import (
 
 
 class Encoding(NamedTuple):
-    """The ids of a text of T tokens, and their spans in the text.
+    """The ids of a text with T tokens, and the byte range of each token.
 
-    Token i covers the bytes from `bounds[i]` to `bounds[i + 1]` of the text in UTF-8.
+    In the UTF-8 text, token i covers the bytes from `bounds[i]` to `bounds[i + 1]`.
     """
 
     ids: NDArray[np.int32]  # [T], token ids
-    bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, and the end
+    bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, then the length of the text
     num_changed: int  # number of bytes that the library changed before it encoded the text
 
 
 class Tokenizer:
-    """A tokenizer with exact token bytes and an exact spelling of any bytes.
+    """A tokenizer that returns the exact bytes of each token, and exact spellings of bytes.
 
     - `vocabulary`: the token table and its source.
     - `undecodable`: the text ids that have no bytes.
     - `location`: the folder, file or repo.
     - `name`: the argument of `load_tokenizer`.
     - `notes`: notes about loading.
-    - `text_changes`: the components that change a text before tokenization, and their changes.
+    - `text_changes`: the name and a description of each component that changes a text before
+      tokenization.
     - `drops_text`: whether the library silently drops text that has no token.
     - `keeps_text`: whether the ids cover the whole text, except for changes by the normalizer.
     """
@@ -86,7 +87,7 @@ class Tokenizer:
         self.undecodable = tuple(i for i in decoded.undecodable if i < width)
         num_ids = max((i + 1 for i in decoded.ids if i < width), default=0)
         table = decoded.table(width)
-        del decoded  # frees memory for the table
+        del decoded  # frees its memory before the next steps
         self.table = replace(table, roles=find_roles(table, self.declared))
         self._tokens = self.table.tokens()
         if preferred := self._emitted_duplicates():
@@ -112,7 +113,7 @@ class Tokenizer:
         if self._without_row:
             tokens = [*map(self._shown_without_row, self._without_row)]
             yield (
-                f"{vocab.model_id} has only {vocab.vocab_size:,} rows, so xtok ignores "
+                f"{vocab.model_id} has only {vocab.vocab_size:,} logits, so xtok ignores "
                 f"{plural(len(tokens), 'token')} of its tokenizer: {listed(tokens)}"
             )
 
@@ -124,26 +125,27 @@ class Tokenizer:
         return f"Tokenizer({vocab.model_id!r}, {vocab.backend}, {vocab.vocab_size} ids)"
 
     def at_width(self, vocab_size: int) -> Tokenizer:
-        """Return the tokenizer for logits of a different width.
+        """Return a copy of the tokenizer for logits of a different width.
 
         Raises:
-            TokenizerError: if the width excludes more than a few ids.
+            TokenizerError: if the width excludes more than an eighth of the ids.
         """
         fields = self._backend, self._model_id, self._files, self.location, self.name
         return Tokenizer(*fields, vocab_size=vocab_size)
 
     def read_otherwise(self) -> tuple[str, Tokenizer] | None:
-        """Load the same folder with a second reader. Return the reader's name and the tokenizer.
+        """Load the same folder with a second reader, to compare the two results.
 
-        If Transformers loaded the folder, the second reader uses only the tokenizer file.
-        Otherwise, it is AutoTokenizer. Returns None if no second reader exists.
+        Returns the name of the reader and its tokenizer, or None if there is no second reader. If
+        Transformers loaded the folder, the second reader uses only the tokenizer file. Otherwise,
+        the second reader is AutoTokenizer.
         """
         if (other := self._backend.other) is None:
             return None
         return other[0], Tokenizer(other[1](), model_id=self.vocabulary.model_id)
 
     def table_as(self, form: TokenForm, *, ignore: Collection[int] = ()) -> TokenTable:
-        """Return the table in a form of `Decoded`. Ignored ids are UNUSED."""
+        """Return the table with tokens in a form of `Decoded`. Ignored ids are UNUSED."""
         if form == "bytes" and not ignore:
             return self.table
         decoded = Decoded(self._backend.entries(), form=form, ignore=ignore)
@@ -173,7 +175,7 @@ class Tokenizer:
         return ids
 
     def segment_batch(self, pieces: Sequence[bytes]) -> list[list[int] | None]:
-        """Spell many byte strings. A string that cannot be spelled gets None."""
+        """Spell many byte strings. The result is None for a string that cannot be spelled."""
         result: list[list[int] | None] = [None] * len(pieces)
         ways: tuple[Callable[[list[bytes]], Iterable[list[int] | None]], ...] = (
             self._by_library,
@@ -193,7 +195,7 @@ class Tokenizer:
         return result
 
     def encode(self, text: str) -> Encoding:
-        """Encode a text like the model's own library, but add no tokens around the text.
+        """Encode a text like the model's own library, without bos and eos around the text.
 
         Control tokens in the text are recognized, even if the library does not recognize them.
 
@@ -201,8 +203,8 @@ class Tokenizer:
         [0, 1, 2, 3]
 
         Raises:
-            TokenizerError: if the library rejects the text, or the text contains an unpaired
-                surrogate.
+            TokenizerError: if the library rejects the text, if the text contains an unpaired
+                surrogate, or if the model has no logit for a token.
         """
         [ids] = self.encode_batch([text])
         data, tokens = text.encode(), self.table.named_tokens
@@ -214,10 +216,10 @@ class Tokenizer:
         return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64), num_changed)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of many texts, as in `encode`.
+        """Encode many texts like `encode`, and return only the ids.
 
         Raises:
-            TokenizerError: as in `encode`, or if the model has no logit for a token.
+            TokenizerError: for the same reasons as in `encode`.
         """
         _require_utf8(texts)
         text_parts = [self._added.split(text) for text in texts]
@@ -237,7 +239,7 @@ class Tokenizer:
             for i in filter(self._without_row.__contains__, ids):
                 raise TokenizerError(
                     f"the text {text[:40]!r} contains the token {self._shown_without_row(i)}, but "
-                    f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} rows",
+                    f"{self.vocabulary.model_id} has only {self.vocabulary.vocab_size:,} logits",
                     hint="remove the token from the text, because the model cannot read it",
                 )
 
@@ -253,10 +255,10 @@ class Tokenizer:
             return spans
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode parts of a longer text with the library, which may change the text.
+        """Encode texts with the library, as parts of a longer text.
 
-        The names of control tokens are plain text. Raises a `TokenizerError` for an unpaired
-        surrogate.
+        The library may change the text. The name of a control token is ordinary text. Raises a
+        `TokenizerError` for an unpaired surrogate.
         """
         _require_utf8(texts)
         with no_panic(self._model_id):
@@ -264,7 +266,7 @@ class Tokenizer:
         return [self._respell(ids) for ids in rows] if self._without_row else rows
 
     def library_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Encode as in `library_ids`, and return int32 arrays."""
+        """Encode texts like `library_ids`, and return int32 arrays."""
         return [np.array(array("i", ids), np.int32) for ids in self.library_ids(texts)]
 
     def _respell(self, ids: list[int]) -> list[int]:
@@ -275,14 +277,14 @@ class Tokenizer:
         parts = [(self._longest_match(tokens[i]) or []) if i in tokens else [i] for i in ids]
         return [i for part in parts for i in part]
 
-    # Cached, because a backend can read files or query the hub.
+    # The next properties are cached, because a backend can read files or query the hub.
 
     @functools.cached_property
     def declared(self) -> Roles:
         """The declared bos, eos, pad, unk, cls, sep and mask, as role → {id: source}.
 
-        The tokenizer's eos comes before the eos ids in `generation_config.json`. A role that is
-        declared as null has no ids. Undeclared roles are missing.
+        The tokenizer's eos comes before the eos ids in `generation_config.json`. A role with the
+        value null has no ids. The dict does not contain undeclared roles.
         """
         roles = dict(self._backend.declared_roles())
         if eos := eos_ids(self._files) if self._files else []:
@@ -316,7 +318,7 @@ class Tokenizer:
 
     @functools.cached_property
     def special_token_names(self) -> Mapping[str, str]:
-        """The special tokens for chat templates, by keys such as `bos_token`."""
+        """The special tokens that chat templates can use, by keys such as `bos_token`."""
         names = dict(self._backend.special_names())
         for role, ids in self._backend.declared_roles().items():
             for i in islice(ids, 1):
@@ -389,7 +391,10 @@ class Tokenizer:
         return lengths[::-1]
 
     def _emitted_duplicates(self) -> tuple[int, ...]:
-        """For bytes with several ids, return the id that the tokenizer emits, unless canonical."""
+        """Return the ids that the tokenizer emits for bytes with several ids.
+
+        An id that is already canonical is omitted.
+        """
         canonical = self.table.canonical_ids()
         if len(self.table.text_ids) == len(canonical):
             return ()
@@ -420,12 +425,13 @@ def _bounds(
 ) -> tuple[list[int], int]:
     """Locate the tokens in a text that the library changed, and count the changed bytes.
 
-    Tokens with overlapping spans form a group, which `_stretch` locates.
+    Tokens with overlapping spans form a group. `_stretch` locates the tokens of each group.
     """
     if not tokens:
         return [len(data)], len(data)
     span_starts, span_ends = _widen(tokens, data, spans)
-    # An empty span (of all bytes of a character except the last byte) belongs to the next span.
+    # If a character has several byte tokens, only the last token has a span. The empty spans before
+    # this token belong to its span.
     is_new = (span_starts[1:] >= span_ends[:-1]) & (span_starts[:-1] < span_ends[:-1])
     firsts = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(tokens)]
     starts: list[int] = []
@@ -444,7 +450,7 @@ def _bounds(
 def _widen(
     tokens: list[bytes], data: bytes, spans: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Extend the spans over text that the library left out. Return the starts and the ends."""
+    """Extend spans to include text that the library omitted. Returns the starts and the ends."""
     starts, ends = np.array(spans).T
     ends = np.maximum.accumulate(ends)
     for i, token in enumerate(tokens):
@@ -457,7 +463,7 @@ def _widen(
         before = starts[i] - len(token) + len(text)
         if before >= last and data.startswith(token, before):
             starts[i] = before
-        # After an added space, the span can be empty and follow the token's text.
+        # If the library added a space, the span can be empty and lie after the token's text.
         before = starts[i] - len(text)
         if text and starts[i] == ends[i] and before >= last and data.startswith(text, before):
             starts[i] = before
@@ -490,9 +496,10 @@ def _stretch(
     return starts + shared.astype(int).tolist(), num_changed
 
 
-# Widths up to this limit are cheap. The widest published model has 262,208 ids.
+# Vocabularies up to this width need little memory. The widest published model has 262,208 ids.
 _MANY_IDS = 1 << 20
-# CodeLlama 7B Python lacks rows for 16 of 32,016 ids, and Gemma 3 1B for 1 of 262,145.
+# Maximum share of ids without a logit. CodeLlama 7B Python has 16 such ids among 32,016, and
+# Gemma 3 1B has 1 among 262,145.
 _MOST_WITHOUT_ROW = 1 / 8
 
 

@@ -21,7 +21,7 @@ _FETCH_HINT = "the checkpoint is damaged: download it again"
 
 
 class Checkpoint(ModelFiles):
-    """The weight files of a model. Problems raise an `EmbeddingError`."""
+    """The weight files of a model. Missing and damaged files raise an `EmbeddingError`."""
 
     error = EmbeddingError
 
@@ -35,19 +35,19 @@ class Checkpoint(ModelFiles):
         return True if self.find(INDEX) is not None else self.has(_FILE)
 
     def tensor_files(self) -> dict[str, str]:
-        """Return the file name of each tensor by the tensor's name. Downloads no shards."""
+        """Return a dict from the name of each tensor to its file name. Downloads no shards."""
         if self.find(INDEX) is not None:
             shards = self.json(INDEX).get("weight_map")
             if not isinstance(shards, dict) or not shards:
                 raise EmbeddingError(f"the {INDEX} of {self} is damaged", hint=_FETCH_HINT)
             return {str(name): str(file) for name, file in shards.items()}
-        hint = "use a model with a safetensors checkpoint, which save_pretrained writes"
+        hint = "save the model with save_pretrained, or use a model with a safetensors checkpoint"
         path = self.require(_FILE, f"{self} has no {_FILE}", hint=hint)
         return dict.fromkeys(read_header(path), _FILE)
 
     def shard(self, name: str) -> Path:
-        """Return the local path of a file with weights, after a download if necessary."""
-        problem = f"{self} has no {name}, which its {INDEX} lists"
+        """Return the local path of a weight file. Downloads the file if necessary."""
+        problem = f"{self} has no {name}, but its {INDEX} lists this file"
         return self.require(name, problem, hint=_FETCH_HINT)
 
 

@@ -14,7 +14,7 @@ from xtok.tokenizers.table import TokenTable, utf8_text
 
 
 class TokenClass(IntEnum):
-    """The class of a token, in the order of reports.
+    """Classes of tokens, in the order in which reports list them.
 
     Spaces around a token are ignored. Letters take precedence over punctuation and emoji, so
     `.append` is Latin. Digits are decimal digits of any script. `x2` and `1.` are DIGITS_MIXED. A
@@ -58,14 +58,14 @@ class TokenClass(IntEnum):
 
 
 def class_label(name: str) -> str:
-    """Return the label of a class from its lower-case name in results."""
+    """Convert the name of a class, in lower case, to its label in reports."""
     return TokenClass[name.upper()].label
 
 
 def classes_named(name: str) -> tuple[TokenClass, ...]:
-    """Return the class with this name or label. The name `digits` means all classes of digits.
+    """Return the class with a name or label. The name `digits` returns all classes of digits.
 
-    Case is ignored. Raises an `XtokError` for an unknown class.
+    Upper and lower case are equivalent. Raises an `XtokError` for an unknown class.
 
     >>> [member.name for member in classes_named("han")], len(classes_named("digits"))
     (['HAN'], 5)
@@ -139,7 +139,8 @@ def _text_classes(texts: list[str]) -> NDArray[np.uint8]:
     kana = scripts == _BIT[TokenClass.KANA] | _BIT[TokenClass.HAN]
     has_digit = (in_text & _DIGIT) != 0
 
-    # The first rule that matches applies. The last rules are the classes of single characters.
+    # The first rule that matches a token determines its class. Each of the last rules matches
+    # tokens with at least one character of a class.
     rules: list[tuple[NDArray[np.bool_], TokenClass | NDArray[np.uint8]]] = [
         (has_digit & (core != _DIGIT), TokenClass.DIGITS_MIXED),
         (has_digit, np.clip(digits - 1, 0, TokenClass.DIGITS_MORE).astype(np.uint8)),
@@ -174,9 +175,9 @@ def _bit(char: str) -> int:
 
 
 def num_digits(table: TokenTable) -> NDArray[np.int64]:
-    """Return the number of ASCII digits of each id that is a number, otherwise 0, `[V]`, int64.
+    """Return the number of digits in each token that is a number, `[V]`, int64.
 
-    Spaces around the number are ignored.
+    A number consists of ASCII digits, optionally with spaces around the digits. Other tokens get 0.
     """
     stripped = (token.strip(b" ") for token in table.tokens())
     digits = (len(number) if number.isdigit() else 0 for number in stripped)

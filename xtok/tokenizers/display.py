@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import islice
 
 _NOISE = 1e-9
-"""Rounding error of a share that is a sum of floating-point numbers."""
+"""Maximum rounding error of a share that is a sum of floating-point numbers."""
 
 SHOWN = 80
 """Maximum number of characters to print. Some vocabularies have tokens of a megabyte."""
@@ -47,16 +47,16 @@ def _escape(char: str) -> str:
 
 
 def text_bytes(text: str) -> bytes:
-    r"""Encode a text as UTF-8. The surrogates `\udc80` to `\udcff` become single bytes.
+    r"""Encode a text as UTF-8. Surrogates from `surrogateescape` become the original bytes.
 
-    Other unpaired surrogates become U+FFFD.
+    These surrogates are `\udc80` to `\udcff`. Other unpaired surrogates become U+FFFD.
     """
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text)
     return kept.encode("utf-8", "surrogateescape")
 
 
 def unescape(text: str) -> bytes:
-    r"""Convert escaped text back to bytes. Other backslashes are literal.
+    r"""Convert escaped text back to bytes. A backslash without an escape sequence is literal.
 
     >>> unescape(r"\xe4\xb8\n")
     b'\xe4\xb8\n'
@@ -98,7 +98,7 @@ def listed(items: Iterable[object], most: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Format a share in percent. The results 0 % and 100 % are exact.
+    """Format a share in percent. Only exact values result in 0 % or 100 %.
 
     >>> percent(0.25), percent(0.9999), percent(0.0001), percent(1)
     ('25.0%', '>99.9%', '<0.1%', '100.0%')
@@ -131,7 +131,7 @@ def safe_json(text: str) -> str:
 
 
 def to_json(result: object) -> str:
-    """Convert a result to JSON, with dataclasses as objects and with escaped tokens."""
+    """Convert a result to JSON. Dataclasses become objects, unprintable characters are escaped."""
     return safe_json(json.dumps(result, ensure_ascii=False, indent=2, default=asdict))
 
 

@@ -1,12 +1,12 @@
 """Read Hugging Face folders and repos with the same results as AutoTokenizer.
 
 Importing Transformers is slow: building a map from two folders takes 5 s with it and 2.5 s without
-it, on two busy cores. Therefore, only the `tokenizers` library reads `tokenizer.json` if all of
-these conditions hold:
+it, on two busy cores. Therefore, xtok reads `tokenizer.json` with the `tokenizers` library, without
+Transformers, if all of these conditions hold:
 
-- AutoTokenizer uses `tokenizer.json` unchanged for this `model_type` and tokenizer class. Or it
-  uses only the vocabulary and merges, and a fingerprint shows that the class would build the same
-  other parts.
+- AutoTokenizer uses `tokenizer.json` unchanged for this `model_type` and tokenizer class. Or the
+  class takes only the vocabulary and merges from `tokenizer.json`, and a fingerprint shows that all
+  other parts in the file are equal to the parts that the class builds.
 - No key in `tokenizer_config.json` affects tokens or encoding.
 - `tokenizer_config.json` and `tokenizer.json` have the same added and special tokens, with the same
   flags.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def load_folder(
     files: ModelFiles, path: Path, *, trust_remote_code: bool = False
 ) -> HuggingFaceBackend:
-    """Load a folder or repo like `AutoTokenizer`. `path` is its vocabulary file."""
+    """Load a folder or repo like `AutoTokenizer`. `path` is the vocabulary file in it."""
     plain = None if trust_remote_code else without_library(files)
     by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
     backend = HuggingFaceBackend(plain or by_transformers(), str(files))
@@ -62,25 +62,25 @@ def _notes(
         yield f"xtok ran the tokenizer code of {files}{suffix}, with your permission"
     if backend.byte_level_splits() not in (None, TEKKEN_PATTERN) and _is_old_mistral(files):
         yield (
-            f"{files} uses the split pattern in its tokenizer.json, which Transformers reports as "
-            'incorrect; to replace it, add "fix_mistral_regex": true to its tokenizer_config.json'
+            f"Transformers reports that the split pattern in tokenizer.json of {files} is wrong; "
+            'to replace the pattern, add "fix_mistral_regex": true to the tokenizer_config.json'
         )
     if _is_mistral_common(files) and files.find("tekken.json"):
         yield (
-            f"{files} is read from its {name}; AutoTokenizer uses its tekken.json because "
+            f"xtok reads the {name} of {files}, but AutoTokenizer reads the tekken.json, because "
             "mistral-common is installed"
         )
 
 
 def hint_without_fast(files: ModelFiles) -> str | None:
-    """Return the hint for a class that has no fast tokenizer, or None for other classes."""
+    """Return a hint for ByT5 and CANINE, which have no fast tokenizer, or None for others."""
     config = files.json("config.json")
     name = files.json("tokenizer_config.json").get("tokenizer_class")
     name = str(name or config.get("tokenizer_class") or config.get("model_type")).lower()
     if name.startswith("byt5"):
-        return "use bytes, and add 3 to its ids: ByT5 has the same tokens after 3 special tokens"
+        return "use bytes, and add 3 to all ids, because the first 3 ids of ByT5 are special tokens"
     if name.startswith("canine"):
-        return "use another model; its tokens are code points, so it has no fast tokenizer"
+        return "use another model; CANINE has no fast tokenizer, because its ids are code points"
     return None
 
 
@@ -88,9 +88,9 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
     """Load a folder with Transformers, and convert errors to a `TokenizerError`."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    files.json("tokenizer_config.json")  # raises if it is not a JSON object
+    files.json("tokenizer_config.json")  # raises if the file is not a JSON object
     local = files.offline or (isinstance(files.model, str) and files.is_local)
-    # Without mistral-common, AutoTokenizer uses the general class for these types.
+    # For these types, use the class that AutoTokenizer would use without mistral-common.
     loader: Any = PreTrainedTokenizerFast if _is_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
@@ -101,7 +101,8 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
                 use_fast=True,
                 trust_remote_code=trust_remote_code,
             )
-        # Transformers replaces unknown tokens by unk_token, which would recurse endlessly here.
+        # Transformers replaces an unknown token by unk_token. If unk_token is unknown too, the
+        # lookup never ends.
         if getattr(tokenizer, "unk_token", None) == "" and "" not in tokenizer.get_vocab():
             raise ValueError("unk_token is an empty string")
     except PermissionError:  # the caller reports the problem
@@ -121,7 +122,7 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
-            f"{files} loads as {type(tokenizer).__name__}, a slow tokenizer",
+            f"{files} has a slow tokenizer ({type(tokenizer).__name__}), expected a fast tokenizer",
             hint=hint_without_fast(files)
             or "save a fast tokenizer with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
@@ -135,7 +136,7 @@ def _is_mistral_common(files: ModelFiles) -> bool:
 
 
 def _is_old_mistral(files: ModelFiles) -> bool:
-    """Whether Transformers recommends `fix_mistral_regex` (`_patch_mistral_regex`)."""
+    """Whether Transformers recommends `fix_mistral_regex` (in `_patch_mistral_regex`)."""
     config = files.json("config.json")
     saved_by = str(config.get("transformers_version") or "0").partition(".")[0]
     types = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
@@ -148,7 +149,7 @@ def runs_code(files: ModelFiles) -> bool:
 
 
 def load_json(path: Path) -> HuggingFaceBackend:
-    """Load a `tokenizer.json` without its folder."""
+    """Load a `tokenizer.json`, and ignore the other files in its folder."""
     try:
         plain = PlainTokenizer(path)
         plain.backend_tokenizer.no_truncation()
@@ -162,7 +163,7 @@ def load_json(path: Path) -> HuggingFaceBackend:
 
 
 class PlainTokenizer:
-    """The part of `PreTrainedTokenizerFast` that xtok uses, without Transformers."""
+    """A minimal replacement for `PreTrainedTokenizerFast` that does not import Transformers."""
 
     chat_template: Mapping[str, str] = {}
     special_tokens_map: Mapping[str, str] = {}
@@ -170,7 +171,7 @@ class PlainTokenizer:
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer as RustTokenizer
 
-        # The library rejects file names that are not UTF-8.
+        # `from_file` rejects file names that are not UTF-8.
         self.backend_tokenizer = RustTokenizer.from_buffer(path.read_bytes())
 
     def __call__(self, texts: list[str], **_: bool) -> dict[str, list[Any]]:
@@ -183,7 +184,7 @@ class PlainTokenizer:
 
 
 class Built(NamedTuple):
-    """A tokenizer class that builds all parts of a BPE tokenizer except vocabulary and merges."""
+    """A class that builds all parts of a BPE tokenizer except the vocabulary and the merges."""
 
     fingerprint: str
     roles: Mapping[str, str]  # default special tokens of the class
@@ -210,11 +211,12 @@ BUILT = {
 }
 """Classes that read only the vocabulary and merges of `tokenizer.json`."""
 
-# For each model type ("" without a config.json), `READ_DIRECTLY` contains the classes for which
-# AutoTokenizer uses tokenizer.json unchanged, and `BUILDERS` the class in `BUILT`. Versions before
-# 5.8 differ, and some of them lose DeepSeek's spaces
+# The keys of these tables are model types, or "" for a folder without a config.json.
+# `READ_DIRECTLY` contains the classes for which AutoTokenizer uses tokenizer.json unchanged.
+# `BUILDERS` contains the class in `BUILT` that AutoTokenizer uses. Transformers before 5.8 uses
+# other classes, and some versions lose DeepSeek's spaces
 # (https://github.com/huggingface/transformers/issues/45488). `tests/tokenizers/test_hf_folder.py`
-# compares these tables with the installed version of Transformers.
+# compares the tables with the installed version of Transformers.
 _SINCE = (5, 8)
 _PLAIN = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LLAMA = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
@@ -241,7 +243,7 @@ _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _KEYS = {
     *("added_tokens_decoder", "add_prefix_space", "split_special_tokens", "tokenizer_class"),
     *_EXTRA,
-    # Keys for decoding, for lengths, for ids around a text, and for slow tokenizers.
+    # Keys that affect only decoding, lengths, tokens around a text, or slow tokenizers.
     *("add_bos_token", "add_eos_token", "backend", "chat_template", "clean_up_tokenization_spaces"),
     *("errors", "is_local", "legacy", "local_files_only", "model_input_names", "model_max_length"),
     *("padding_side", "processor_class", "sp_model_kwargs", "spaces_between_special_tokens"),
@@ -262,7 +264,7 @@ def without_library(files: ModelFiles) -> PlainTokenizer | None:
     try:
         return _read_plain(files)
     except Exception as error:
-        # For missing or damaged files, Transformers raises its own error.
+        # Files are missing or damaged. The caller uses Transformers, which raises an error.
         if type(error) not in (Exception, ValueError) and not isinstance(error, files.error):
             raise
         return None
@@ -303,7 +305,7 @@ def _roles(name: str, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Return the class that AutoTokenizer uses for these configs, or None if it is unclear."""
+    """Return the class that AutoTokenizer uses for these configs, or None if uncertain."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
     builder = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
@@ -326,7 +328,7 @@ def _configs_allow(files: ModelFiles, config: Mapping[str, Any]) -> bool:
 
 
 def _is_token(key: str, value: Any) -> bool:
-    """Whether a config entry is a special token, with a role or a model-specific name."""
+    """Whether a config entry is a special token: a token with a role, or another `…_token`."""
     return key in _ROLES or (key.endswith("_token") and isinstance(value, str))
 
 
@@ -335,7 +337,10 @@ def _content(token: Any) -> str:
 
 
 def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
-    """Mark tokens with a role as special. Return whether the tokens are the same in the config."""
+    """Mark tokens with a role as special, and compare the added tokens with the config.
+
+    Returns True if they are equal and `tokenizer.json` neither pads nor truncates.
+    """
     added = rust.get_added_tokens_decoder()
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}
     for token in added.values():
@@ -380,7 +385,7 @@ def _builds(
 
 
 def fingerprint(rust: RustTokenizer) -> str:
-    """Return the sha256 of all parts that affect encoding, except the vocabulary."""
+    """Return the sha256 of the normalizer, pre-tokenizer, decoder and options of the model."""
     normalizer, splits, decoder = (
         list(components(part)) for part in (rust.normalizer, rust.pre_tokenizer, rust.decoder)
     )

@@ -18,12 +18,13 @@ _LEFT_OUT = ["*.md", ".*", "*.h5", "*.msgpack", "*.ot", "*.onnx", "onnx/*", "ope
 class ModelFiles:
     """The files of a folder (a `Path`) or a hub repo (a `str`), downloaded on demand.
 
-    All files come from the same commit, even if the branch moves. The hub's environment variables
-    apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HOME`.
+    All files come from the same commit, even if the branch changes during the downloads. The
+    environment variables of huggingface_hub apply: `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`,
+    `HF_HOME`.
     """
 
     error: type[XtokError] = TokenizerError
-    """Class of the error for an unavailable repo."""
+    """Class of the errors for unavailable repos and files."""
 
     def __init__(
         self, model: str | Path, *, revision: str | None = None, offline: bool = False
@@ -38,7 +39,7 @@ class ModelFiles:
     def find(self, name: str, *, required: bool = False) -> Path | None:
         """Return the path of a file, or None if the model has no such file.
 
-        With `required`, a file that is missing from the cache is an error while xtok is offline.
+        If `required` is set and xtok is offline, a file that is not in the cache is an error.
         """
         if isinstance(self.model, Path):
             path = self.model / name
@@ -81,7 +82,7 @@ class ModelFiles:
             return None if cached is None else False  # the cache also records missing files
 
     def folder(self) -> Path:
-        """Return the local folder. Downloads a repo without the weights of other frameworks."""
+        """Return the local folder. Downloads a repo, except the weights for other frameworks."""
         if isinstance(self.model, Path):
             return self.model
         from huggingface_hub import snapshot_download
@@ -111,7 +112,7 @@ class ModelFiles:
                 paths = sorted(filter(Path.is_file, self.model.glob(name)))
                 if len(paths) > 1:
                     raise self.error(
-                        f"{self} has several files {name}: {', '.join(p.name for p in paths)}",
+                        f"several files in {self} match {name}: {', '.join(p.name for p in paths)}",
                         hint=f"give the path of a single file, such as {paths[0]}",
                     )
                 if paths:
@@ -144,7 +145,7 @@ class ModelFiles:
 
     @functools.cached_property
     def is_local(self) -> bool:
-        """Whether all files come from the local cache, because the hub is off or unavailable."""
+        """Whether files come only from the cache: xtok is offline, or the hub is unavailable."""
         return not (self._is_online() and is_reachable(int(time.monotonic() // 60)))
 
     def _options(self) -> dict[str, Any]:
@@ -215,7 +216,7 @@ def quiet_hub() -> Iterator[None]:
 def is_reachable(minute: int) -> bool:
     """Whether the hub responds to a request. The result is cached for a minute.
 
-    The hub's own library would retry for 20 seconds.
+    `minute` is the current minute. A request by `huggingface_hub` would retry for 20 seconds.
     """
     from huggingface_hub import constants, get_session
 

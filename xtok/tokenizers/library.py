@@ -20,8 +20,9 @@ def library_differences(
 ) -> list[str]:
     """Compare with AutoTokenizer, and return one line for each role or text that differs.
 
-    The result is empty if Transformers cannot load the tokenizer. A row can start with the declared
-    bos and end with a declared eos. If a text starts with a bos, the row needs no second bos.
+    The result is empty if Transformers cannot load the tokenizer. A declared bos at the start of a
+    row and a declared eos at its end are not differences. If a text starts with a bos, the row may
+    lack the bos that the library adds.
 
     >>> xtok.tokenizers.library_differences(xtok.load_tokenizer("bytes"), ["two boats"])
     []

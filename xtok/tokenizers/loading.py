@@ -123,14 +123,15 @@ def load_pair(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Pair:
-    """Load two models as a `Pair`, which caches all facts about both models.
+    """Load the tokenizers of two models as a `Pair`, which caches all computed facts.
 
     >>> xtok.load_pair("bytes", "bytes").shape
     (256, 256)
 
     Args:
-        student_model: the model of the rows, as in `load_tokenizer`. A pair is returned unchanged.
-        teacher_model: the model of the columns.
+        student_model: the student (rows), in any form that `load_tokenizer` accepts. A pair is
+            returned unchanged.
+        teacher_model: the teacher (columns).
         offline: as in `load_tokenizer`.
         trust_remote_code: as in `load_tokenizer`.
 
@@ -141,7 +142,7 @@ def load_pair(
     if isinstance(student_model, Pair) and teacher_model is None:
         return student_model
     if isinstance(student_model, Pair) or teacher_model is None:
-        raise TypeError("pass two models (student first), or a pair and other arguments by name")
+        raise TypeError("pass two models (student first) or one pair; name all other arguments")
     options = {"offline": offline, "trust_remote_code": trust_remote_code}
     student = teacher = load_tokenizer(student_model, **options)
     if teacher_model != student_model:
@@ -158,7 +159,7 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
             the tokenizer's folder, otherwise the largest id + 1.
 
     Raises:
-        TokenizerError: if the tokenizer is slow, or its tokens are not byte strings.
+        TokenizerError: if the tokenizer is slow, or its tokens have no exact bytes.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "tokenizer")
     if not getattr(tokenizer, "is_fast", False):
@@ -254,7 +255,7 @@ def _displays(path: Path) -> list[bytes]:
 
 
 def _check_without_config(path: Path, files: ModelFiles) -> None:
-    """Reject a word-level vocabulary, and a folder with several tokenizer files."""
+    """Reject a folder if its tokenizer is ambiguous without a config."""
     if path.name in _WORD_FILES:
         raise TokenizerError(
             f"{files} has {path.name}, but no config.json that names the tokenizer's class",

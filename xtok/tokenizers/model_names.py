@@ -15,7 +15,7 @@ FILE_KINDS = ("tekken", "tiktoken", "spm")
 BUILT_IN = ("bytes", "null")
 _PREFIXES = ("hf", *FILE_KINDS, *BUILT_IN)
 
-TOKENIZER_JSON = "tokenizer.json"  # as a model name, this file means its folder
+TOKENIZER_JSON = "tokenizer.json"  # this name means the folder that contains the file
 
 
 class ModelName(NamedTuple):
@@ -28,7 +28,7 @@ class ModelName(NamedTuple):
 
     @property
     def is_json(self) -> bool:
-        """Whether the path is an existing `tokenizer.json`, which means its folder."""
+        """Whether the path is an existing `tokenizer.json`. The model is then its folder."""
         return self.path.name == TOKENIZER_JSON and self.path.is_file()
 
     @property
@@ -64,7 +64,7 @@ def parse_name(model: str | PathLike[str]) -> ModelName:
 
 
 def model_id(model: str | PathLike[str]) -> str:
-    """Return a model's name in maps: a repo id, or the last component of a path.
+    """Return the name that maps record for a model: a repo id, or the last component of a path.
 
     >>> model_id("Qwen/Qwen3-8B@main"), model_id("/usr")
     ('Qwen/Qwen3-8B', 'usr')
@@ -94,7 +94,7 @@ def _split_prefix(model: str) -> tuple[str | None, str]:
         return None, model
     if colon:
         raise TokenizerError(
-            f"{kind}: is not a tokenizer prefix",
+            f"unknown tokenizer prefix '{kind}:'",
             hint=f"use one of the prefixes {':, '.join(_PREFIXES)}:; for a file name "
             f"with a colon, pass ./{model}",
         )
@@ -116,8 +116,8 @@ def _path(location: str) -> Path:
 def is_path(location: str, *, sure: bool = False) -> bool:
     """Whether a model's name is a path.
 
-    A name that is not a valid repo id is a path. If `sure` is not set, a name is also a path if its
-    first folder exists.
+    A name is a path if it is not a valid repo id, or ends like a tokenizer file (`.model`). If
+    `sure` is False, a name is also a path if its first folder exists.
     """
     first, slash, _ = location.partition("/")
     return (

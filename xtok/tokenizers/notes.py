@@ -15,7 +15,7 @@ def tokenizer_notes(pair: Pair) -> list[str]:
     for side, tokenizer in zip(SIDES, pair.tokenizers, strict=True):
         vocabulary = tokenizer.vocabulary
         notes.append(
-            f"{side} {vocabulary.model_id}: {vocabulary.vocab_size:,} ids wide "
+            f"{side} {vocabulary.model_id}: vocabulary width {vocabulary.vocab_size:,} "
             f"(from the {vocabulary.width_source})"
         )
         notes += [

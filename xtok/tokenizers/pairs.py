@@ -1,4 +1,4 @@
-"""`Pair`: the vocabularies of a student and a teacher, and all facts that depend on both."""
+"""Define `Pair`, which contains two vocabularies and computes all facts that depend on both."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _TOKENS_AT_ONCE = 16_384  # tokens per call to a tokenizer, so that the progress
 
 
 class Pieces(NamedTuple):
-    """The spellings of several tokens in one array of ids."""
+    """The spellings of several tokens, concatenated into one array of ids."""
 
-    ids: NDArray[np.int32]  # [total], ids in the spelling tokenizer
+    ids: NDArray[np.int32]  # [total], ids of the tokenizer that spells the tokens
     counts: NDArray[np.int64]  # [tokens], number of pieces of each token; 0 if it cannot be spelled
 
 
@@ -45,7 +45,7 @@ class Pair:
     teacher: Vocabulary
     student_tokenizer: Tokenizer | None = None
     teacher_tokenizer: Tokenizer | None = None
-    # A map from Llama 3 to Qwen needs the spelling of one in seven student tokens.
+    # Computed on demand. A map from Llama 3 to Qwen needs the spellings of 1 in 7 student tokens.
     _spellings: dict[int, list[int] | None] = field(default_factory=dict, init=False, repr=False)
     _forms: dict[tuple[object, ...], Pair] = field(default_factory=dict, init=False, repr=False)
 
@@ -102,8 +102,8 @@ class Pair:
     def partners(self) -> NDArray[np.int64]:
         """The teacher id with the same bytes or role as each student id, or −1.
 
-        The array is `[V_student]`, int64. Several student ids can have the same partner here, but
-        not in `shared`.
+        The array is `[V_student]`, int64. Unlike in `shared`, several student ids can have the same
+        partner.
         """
         partners = self.equal_bytes.copy()
         partners[list(self.equal_roles)] = list(self.equal_roles.values())
@@ -111,11 +111,11 @@ class Pair:
 
     @functools.cached_property
     def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """One-to-one partners of student ids and of teacher ids, or −1.
+        """The teacher id for each student id and the student id for each teacher id, or −1.
 
-        The arrays are `[V_student]` and `[V_teacher]`, int64. Tokens with equal bytes become
-        partners first, if both tokenizers emit them. Tokens with equal roles follow, in the order
-        of ids.
+        The partners are one-to-one. The arrays are `[V_student]` and `[V_teacher]`, int64. First,
+        tokens with equal bytes are paired, if both tokenizers emit these tokens. Then, tokens with
+        equal roles are paired in the order of their ids.
         """
         to_teacher, to_student = self.equal_bytes, self.reversed.equal_bytes
         to_teacher, to_student = _mutual(to_teacher, to_student), _mutual(to_student, to_teacher)
@@ -127,7 +127,7 @@ class Pair:
 
     @functools.cached_property
     def near_equivalents(self) -> dict[int, int]:
-        """Student id without an equal teacher token → near-equivalent teacher id."""
+        """Student id → near-equivalent teacher id, for ids without an equal teacher token."""
         return match_relaxed(*self.tables)
 
     @functools.cached_property
@@ -176,9 +176,9 @@ class Pair:
     def in_form(
         self, form: TokenForm, ignored: tuple[Collection[int], Collection[int]] = ((), ())
     ) -> Pair:
-        """Return a copy with tokens in another form. Ignored ids are UNUSED.
+        """Return a copy with tokens in a form of `Decoded`. Ignored ids are UNUSED.
 
-        A pair from a map has no form `raw`, because maps contain no display strings.
+        A pair from a map does not support the form `raw`, because maps contain no display strings.
         """
         key = form, *map(frozenset, ignored)
         if key == ("bytes", frozenset(), frozenset()):
@@ -197,10 +197,10 @@ def _mutual(partners: NDArray[np.int64], back: NDArray[np.int64]) -> NDArray[np.
 
 
 def require_table(vocabulary: Vocabulary) -> TokenTable:
-    """Return the tokens of a side. Raises an `XtokError` if the map contains no tokens."""
+    """Return the token table. Raises an `XtokError` if the map contains no tokens."""
     if vocabulary.table is None:
         raise XtokError(
-            f"the map contains no tokens of {vocabulary.model_id}, because another tool wrote it",
+            f"the map does not contain the tokens of {vocabulary.model_id}: xtok did not create it",
             hint="give both models with {option}",
             parameter="pair",
         )
@@ -214,7 +214,7 @@ def _in_form(
         return tokenizer.table_as(form, ignore=ignored)
     if form == "raw":
         raise XtokError(
-            "the map was made with the token form raw, but contains no display strings",
+            "the map was built with the token form 'raw', but contains no display strings",
             hint="give both models with {option}",
             parameter="pair",
         )

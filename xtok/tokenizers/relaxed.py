@@ -1,4 +1,4 @@
-"""Match near-equivalent tokens, which differ in a space before punctuation or in line breaks."""
+"""Match tokens that differ only in line breaks or in a space before punctuation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LINE_BREAK = re.compile("\r\n|[\r\x85\u2028\u2029]")
 
 
 def relaxed_form(token: bytes) -> bytes:
-    r"""Return the common form of near-equivalent tokens, as in X-Token.
+    r"""Return the form that a token shares with its near-equivalent tokens.
 
-    Line breaks become `\n`, and a single space before punctuation or a line break is removed (arXiv
-    2605.21699, and `canonical_token` in NeMo-RL).
+    Line breaks become `\n`, and a single space before punctuation or a line break is removed.
+    X-Token uses the same form (arXiv 2605.21699, and `canonical_token` in NeMo-RL).
 
     >>> relaxed_form(b" ,"), relaxed_form(b"\r\n\r\n"), relaxed_form(b" the")
     (b',', b'\n\n', b' the')
@@ -34,8 +34,8 @@ def relaxed_form(token: bytes) -> bytes:
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair student ids that have no equal teacher token with near-equivalent teacher ids.
 
-    The near-equivalent token is the relaxed form of the student's token, with a space before it if
-    the teacher lacks the relaxed form.
+    The near-equivalent token is the relaxed form of the student's token. If the teacher has no such
+    token, it is a space followed by the relaxed form.
     """
     teacher_ids = teacher.canonical_ids()
     pairs: dict[int, int] = {}

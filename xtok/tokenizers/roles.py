@@ -64,7 +64,7 @@ _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 def find_roles(
     table: TokenTable, declared: Mapping[str, Iterable[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the ids of each role. Undeclared roles are found by the tokens' names.
+    """Return the ids of each role. The names of tokens determine roles that are not declared.
 
     Only control tokens have roles. A role that is declared without ids is omitted.
     """
@@ -133,8 +133,8 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
     """Map each student CONTROL id to the teacher CONTROL id with the most similar name.
 
     The similarity is the Dice coefficient 2·|A ∩ B| / (|A| + |B|), where A and B are the sets of
-    character pairs in the simplified names. Among equally similar ids, the lowest id is used. The
-    minimum similarity is `threshold` > 0.
+    character pairs in the simplified names. If several names are equally similar, the lowest id is
+    used. An id is omitted if its largest similarity is below `threshold`, which must be positive.
     """
     control_ids = [t.ids_of_type(TokenType.CONTROL).tolist() for t in (student, teacher)]
     if not all(control_ids):
@@ -149,7 +149,7 @@ def match_names(student: TokenTable, teacher: TokenTable, *, threshold: float) -
         for names in (student_bigrams, teacher_bigrams)
     )
     sizes, pairs = b.sum(axis=1), dict[int, int]()
-    blocks = 1 + len(a) * len(b) // 2**20  # blocks with 4 MiB of scores
+    blocks = 1 + len(a) * len(b) // 2**20  # each block has at most 4 MiB of scores
     student_ids = np.array_split(control_ids[0], blocks)
     for ids, block in zip(student_ids, np.array_split(a, blocks), strict=True):
         scores = 2 * (block @ b.T) / np.maximum(block.sum(axis=1)[:, None] + sizes, 1)
@@ -167,7 +167,7 @@ def _bigrams(name: str) -> frozenset[str]:
 
 
 def slot_candidates(teacher: TokenTable) -> list[int]:
-    """Return teacher ids without text for a scale slot, the best candidate first."""
+    """Return the teacher ids without text that can be a scale slot, the best candidate first."""
     roles = teacher.roles
     ends = {i for role in ("bos", "eos", "turn_end") for i in roles.get(role, ())}
     control = teacher.ids_of_type(TokenType.CONTROL).tolist()

@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 """One-dimensional array of token ids or event ids."""
 
 SIDES = "student", "teacher"
-"""Rows and columns of a map."""
+"""Rows of a map belong to the student, columns to the teacher."""
 
 MAX_WIDTH = 2**24
 """Maximum width of a vocabulary. It is 64 times the largest published width."""
@@ -46,12 +46,12 @@ class TokenType(IntEnum):
 
 
 class TokenEntry(NamedTuple):
-    """One token id of a tokenizer."""
+    """A token of a tokenizer, before it is added to a table."""
 
     id: int
     type: TokenType
     content: bytes  # the token's bytes, or the name of a CONTROL or UNKNOWN token
-    display: bytes = b""  # the token's string in the tokenizer's files, if it differs
+    display: bytes = b""  # the token's string in the files, if it differs from `content`
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +59,12 @@ class TokenTable:
     """The exact bytes of all token ids in a vocabulary of width V."""
 
     data: NDArray[np.uint8]  # [total], bytes of all tokens
-    offsets: NDArray[np.int64]  # [V + 1], start of each token in `data`, and the end
+    offsets: NDArray[np.int64]  # [V + 1], start of each token in `data`, then the total
     types: NDArray[np.uint8]  # [V], types; CONTROL, UNKNOWN and UNUSED ids have no bytes
-    control_names: Mapping[int, str] = field(default_factory=dict)  # of CONTROL and UNKNOWN ids
-    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the declared id first
-    # If several ids have the same bytes: the id that the tokenizer emits, unless it is the default
-    # of `canonical_ids`.
+    control_names: Mapping[int, str] = field(default_factory=dict)  # id → name (CONTROL, UNKNOWN)
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # declared ids first
+    # Ids that the tokenizer emits for bytes with several ids, if `canonical_ids` would select other
+    # ids by default.
     preferred_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class TokenTable:
         return f"TokenTable({len(self)} ids, {len(self.data)} bytes)"
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Return the bytes of an id (0 ≤ id < V), empty if the id has no bytes."""
+        """Return the bytes of an id (0 ≤ id < V), or empty bytes for an id without text."""
         if not 0 <= token_id < len(self):
             raise IndexError(f"token id {token_id} is outside 0..{len(self) - 1}")
         return self.data[self.offsets[token_id] : self.offsets[token_id + 1]].tobytes()
@@ -120,18 +120,18 @@ class TokenTable:
 
     @functools.cached_property
     def named_tokens(self) -> list[bytes]:
-        """The bytes of each id, or the name of a control token, as in rendered conversations."""
+        """The bytes of each id. For control tokens, these are the bytes of the name."""
         names = self.control_names
         return [names[i].encode() if i in names else token for i, token in enumerate(self._tokens)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Yield an entry for `Decoded` for each id that is not UNUSED."""
+        """Yield the entries of all ids that are not UNUSED. They are the input of `Decoded`."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.named_tokens, strict=True)):
             if kind != TokenType.UNUSED:
                 yield TokenEntry(i, TokenType(kind), token)
 
     def like(self, table: TokenTable) -> TokenTable:
-        """Return a copy with the roles and preferred ids of another table, except UNUSED ids."""
+        """Return a copy with the roles and preferred ids of `table`, except UNUSED ids."""
         is_used = self.types != TokenType.UNUSED
         roles = {role: tuple(i for i in ids if is_used[i]) for role, ids in table.roles.items()}
         return replace(
@@ -160,7 +160,7 @@ class TokenTable:
 
     @functools.cached_property
     def emitted_ids(self) -> NDArray[np.int64]:
-        """One id for each byte string, as in `canonical_ids`, int64, ascending."""
+        """The values of `canonical_ids`, int64, ascending."""
         return np.sort(np.fromiter(self._canonical_ids.values(), np.int64))
 
     def ids_of(self, token: str | bytes) -> list[int]:
@@ -191,7 +191,11 @@ class TokenTable:
     def around(
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the bos and eos ids to add before and after a text's ids, if they are missing."""
+        """Return the bos id to add before the ids of a text, and the eos id to add after them.
+
+        Both results are lists. A list is empty if its flag is False, if the ids already have the
+        token, or if the tokenizer has no such token.
+        """
         bos_ids, eos_ids = (self.roles.get(role, ()) for role in ("bos", "eos"))
         return (
             [*bos_ids[:1]] if bos and not {*ids[:1]} & {*bos_ids} else [],
@@ -249,15 +253,16 @@ def token_list(tokens: Token | Iterable[Token]) -> list[Token]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VocabularyFields:
-    """The fields of a vocabulary that map files contain as JSON values."""
+    """The fields of a vocabulary that map files store as JSON."""
 
     model_id: str  # repo id, or last component of the path of a folder or file
     revision: str | None = None  # commit of the repo; if unknown, the requested revision
     backend: str | None = None  # hf, sentencepiece, tiktoken, tekken …
     vocab_size: int  # V, width of the model's logits
-    # option, config, model type, tokenizer, map, or ids (largest id of a map without a width)
+    # Source of the width: option, config, model type, tokenizer, map, or ids (the largest id in a
+    # map that does not record a width).
     width_source: str
-    tokenizer_vocab_size: int | None = None  # largest id of the tokenizer within V, plus 1
+    tokenizer_vocab_size: int | None = None  # the tokenizer's largest id below V, plus 1
     # `Tokenizer.definition_sha256` when the map was created, or None if unknown.
     definition_sha256: str | None = None
 
@@ -266,7 +271,7 @@ class VocabularyFields:
 class Vocabulary(VocabularyFields):
     """The student's or the teacher's vocabulary: a token table and the model's name."""
 
-    table: TokenTable | None = None  # None if a map of another program contains no tokens
+    table: TokenTable | None = None  # None if the map of another program contains no tokens
 
     def __post_init__(self) -> None:
         """Convert a NumPy width, which JSON cannot contain."""
@@ -283,7 +288,7 @@ class Vocabulary(VocabularyFields):
         return self.table is None and self.width_source in ("ids", "map")
 
     def ids_of(self, token: Token) -> list[int]:
-        """Return the ids of a token, as in `TokenTable.ids_of`, or an id itself.
+        """Return the ids of a token (see `TokenTable.ids_of`), or `[token]` if it is an id.
 
         Raises:
             XtokError: if the token or id does not exist, or the map contains no tokens.
@@ -293,12 +298,12 @@ class Vocabulary(VocabularyFields):
             if not 0 <= token < self.vocab_size:
                 raise XtokError(
                     f"{self.model_id} has no id {token}, expected 0 to {self.vocab_size - 1}",
-                    hint="use another id, or the token",
+                    hint="pass an id in this range, or pass the token itself",
                 )
             return [token]
         if self.table is None:
             raise XtokError(
-                f"the map contains no tokens of {self.model_id}, because another tool wrote it",
+                f"the map does not contain the tokens of {self.model_id}: xtok did not create it",
                 hint="use the token's id instead",
             )
         ids = self.table.ids_of(token)
@@ -313,7 +318,7 @@ class Vocabulary(VocabularyFields):
         return ids
 
     def all_ids_of(self, tokens: Token | Iterable[Token]) -> list[int]:
-        """Return the ids of one or more tokens, as in `ids_of`. Errors name all missing tokens."""
+        """Return the ids of one or more tokens. An error names all missing tokens."""
         ids, error = self.find_ids(tokens)
         if error is not None:
             raise error
@@ -340,10 +345,10 @@ _FORMS: dict[TokenForm, Callable[[bytes, bytes], bytes]] = {
 
 
 class Decoded:
-    """The entries of a tokenizer, before the width of the table is known.
+    """The tokens of a tokenizer, before the width of the table is known.
 
-    The entry objects are not kept, because 100,000 objects slow down Python's garbage collector by
-    a tenth of a second.
+    The `TokenEntry` objects are not kept, because 100,000 objects slow down Python's garbage
+    collector by 0.1 seconds.
 
     Args:
         entries: the entries of all ids, in any order.
@@ -385,7 +390,7 @@ class Decoded:
         self.undecodable = tuple(sorted(undecodable))
 
     def outside(self, width: int) -> dict[int, bytes]:
-        """Return the bytes or names of the ids from `width` on."""
+        """Return the bytes or names of the ids that are not below `width`."""
         outside = sorted(i for i in self.ids if i >= width)
         return {i: self._tokens[i] or self._names.get(i, "").encode() for i in outside}
 
