@@ -104,7 +104,7 @@ ERRORS: Errors = {
         ),
         (
             lambda: chat([{"role": "assistant", "content": "a <image>"}]),
-            "message 0 is the assistant's and has the image placeholder <image>, which the "
+            "message 0 is an answer that contains the image placeholder <image>, which the "
             "format chatml does not allow",
         ),
     ],
@@ -189,7 +189,7 @@ ERRORS: Errors = {
     "use another format (…": [
         (
             lambda: chat([QUESTION], "mistral-v1"),
-            "small-byte-level has no </s>, which the format mistral-v1 needs",
+            "small-byte-level has no token </s>, which the format mistral-v1 requires",
         ),
     ],
     "pass pad_id to collate; the format uses <|finetune_right_pad_id|>, <|finetune_right_pad|>": [

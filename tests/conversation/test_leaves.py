@@ -277,7 +277,7 @@ def test_weights_of_messages(byte_level: Tokenizer, key: str) -> None:
         make = partial(render, byte_level, [ASK, {**SEVEN, key: wrong}], template=template)
         assert f"has the {key}" in error_of(make)
     [note] = render(byte_level, [{**ASK, key: 1}, SEVEN], template=template).notes
-    assert note.startswith(f"{key} 1 is ignored for the role user")
+    assert note.startswith(f"{key}=1 is ignored for the role user")
 
 
 def test_roles_that_are_written_as_the_assistants(byte_level: Tokenizer) -> None:

@@ -249,11 +249,11 @@ def test_error_names_the_invalid_sample(
         (3, "sample 1: int is neither"),
         (
             {"prompt": "x", "completion": "y"},
-            "sample 1: the row has neither text nor messages, only: prompt",
+            "sample 1: the row has no text and no messages, only: prompt",
         ),
         (
             {"text": None, "messages": None},
-            "sample 1: the row has neither text nor messages, only: nothing",
+            "sample 1: the row has no text and no messages, only: nothing",
         ),
         ({"text": 3}, "sample 1: the field 'text' is int"),
         ({"text": ["x"]}, "sample 1: the field 'text' is list"),

@@ -24,7 +24,7 @@ _TAG = re.compile(r"<[^<>]+>")
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A range of a rendered conversation. Each field is `(start, end)`."""
+    """A range of a rendered conversation in three units. Each field is `(start, end)`."""
 
     chars: tuple[int, int]
     bytes: tuple[int, int]  # in UTF-8
@@ -40,7 +40,7 @@ class MessageSpan:
     """
 
     role: str
-    whole: Span | None  # with header and end of turn; merged messages have the same span
+    whole: Span | None  # includes header and end of turn; merged messages have the same span
     content: Span | None  # None if the text contains no content of the message
     source: tuple[int, int] | None  # None if the content is a list of parts
     verbatim: bool  # whether `content` and `source` have the same characters
@@ -85,7 +85,7 @@ class Spans:
     def _content_chars(
         self, index: int, content: object, turn: tuple[int, int] | None
     ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the content's range in the text, and the range of the content that was written."""
+        """Return the range in the text, and the range of `content` that was written there."""
         if runs := self._content_runs(index):
             chars = runs[0].start, runs[-1].end
             is_text = isinstance(content, str) and runs[0].offset >= 0
@@ -107,10 +107,11 @@ class Spans:
         return runs
 
     def targets(self, index: int, header: str, own_text: str) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of an answer after its header.
+        """Yield the ranges of an answer, without its header.
 
-        Gemma 4 writes tool results into the turn of the call, which splits the answer in two. The
-        first part ends where the text differs from `own_text`, the answer rendered without results.
+        Gemma 4 writes tool results into the turn of the call, so the answer has two ranges. The
+        first range ends where the text differs from `own_text`, the answer rendered without
+        results.
         """
         turn = self.whole(index)
         if turn is None:
@@ -128,9 +129,9 @@ class Spans:
             yield from self._target(tail[0].start, tail, turn[1])
 
     def turn_runs(self, index: int) -> tuple[list[Run], list[Run]]:
-        """Return the runs in a message's turn: the message's own runs, and later messages' runs.
+        """Return the runs in the turn of a message: its own runs, and the runs of later messages.
 
-        The first list does not contain the runs of the message's role.
+        The first list does not contain the runs of the role.
         """
         turn = self.whole(index) or (0, 0)
         start, end = (bisect_left(self._runs, (position,)) for position in turn)
@@ -172,14 +173,17 @@ class Spans:
             yield start, end
 
     def skip_header(self, index: int, offset: int, header: str) -> int:
-        """Move an offset inside an answer's header to the end of the header."""
+        """Return `offset`, or the end of an answer's header if `offset` is inside the header."""
         turn = self.whole(index)
         if turn is None or not turn[0] <= offset < turn[1]:
             return offset
         return max(offset, self._header_end(turn[0], self._content_start(index, turn), header))
 
     def missing_prompt(self, index: int, prompt: str) -> str:
-        """Return the part of a generation prompt that an answer lacks, or "" if it has no tags."""
+        """Return the end of a generation prompt that is missing before an answer.
+
+        The result is "" if the missing text contains no tag.
+        """
         turn = self.whole(index)
         if turn is None:
             return ""
@@ -199,8 +203,9 @@ class Spans:
     def _header_end(self, start: int, first: int, header: str) -> int:
         """Return the position where a turn's header ends, or -1.
 
-        The turn must contain the first half of `header`. The header starts before `first`, where
-        the message starts. It can end after `first` if header and message contain `<think>`.
+        `first` is the start of the message. The header starts before `first`, but can end after it
+        if both the header and the message contain `<think>`. If the turn contains less than half of
+        `header`, the result is -1.
         """
         header = header.lstrip() or header  # white space can belong to the previous turn
         pieces = _PIECES.findall(header)
@@ -250,7 +255,10 @@ def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
 
 
 def _num_corresponding(header: Sequence[str], other: Sequence[str]) -> int:
-    """Count the pieces of a header that correspond to another role's header, or all if none do."""
+    """Count the pieces of a header that correspond to pieces of another role's header.
+
+    If the headers do not correspond, all pieces count.
+    """
     role = size = num_common(header, other)  # the first difference is the role
     if role < min(len(header), len(other)):
         size = role + 1 + num_common(header[role + 1 :], other[role + 1 :])

@@ -1,4 +1,4 @@
-"""Strings, lists and objects that record which message they come from."""
+"""Define strings, lists and objects that record the message from which they were copied."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class Mark(NamedTuple):
     """A position at which a part of the template's output starts or ends."""
 
     position: int
-    kind: str  # enter and leave: output of a loop's body; prompt, prompted; generation, generated
-    loop: int = 0  # number of the loop, from 1
+    # Start or end of a loop's body (enter, leave), of a generation prompt (prompt, prompted) or of
+    # a generation block (generation, generated).
+    kind: str
+    loop: int = 0  # number of the loop, starting at 1
     message: int = -1  # index of the loop's current message
 
 
@@ -45,7 +47,7 @@ class TrackedText(str):
         return self
 
     def _slice(self, start: int, end: int) -> TrackedText:
-        """Return characters with their runs, but without marks; 0 ≤ start ≤ end ≤ length."""
+        """Return a slice with its runs, but without marks (0 ≤ start ≤ end ≤ length)."""
         runs = tuple(
             r._replace(
                 start=max(r.start, start) - start,
@@ -124,7 +126,7 @@ class TrackedText(str):
 
 
 def concatenate(parts: Iterable[Any]) -> str:
-    """Join parts like `"".join(map(str, parts))`."""
+    """Join parts like `"".join(map(str, parts))`, and keep their runs and marks."""
     texts = [str(part) for part in parts]
     if not any(isinstance(text, TrackedText) for text in texts):
         return "".join(texts)
@@ -140,7 +142,7 @@ def concatenate(parts: Iterable[Any]) -> str:
 
 
 def join_with(separator: str, parts: Iterable[Any]) -> str:
-    """Join parts like `separator.join(map(str, parts))`."""
+    """Join parts like `separator.join(map(str, parts))`, and keep their runs and marks."""
     joined: list[Any] = []
     for part in parts:
         joined += [separator, part]
@@ -150,7 +152,8 @@ def join_with(separator: str, parts: Iterable[Any]) -> str:
 class TrackedObject(dict[str, Any]):
     """A message, or an object in a message, that records its source.
 
-    The attributes cannot hide a key, because the sandbox rejects names with an underscore.
+    The attributes do not hide keys from templates, because the sandbox rejects names that start
+    with an underscore.
     """
 
     _message: int
@@ -169,7 +172,7 @@ for _kind in (TrackedText, TrackedObject, TrackedItems):  # for Jinja's error me
 
 
 def origin_of(value: Any) -> tuple[int, Path] | None:
-    """Return the message index and path of a tracked value. For a text, its first run counts."""
+    """Return the message index and path of a tracked value. For a text, use its first run."""
     if isinstance(value, TrackedText) and value._runs:
         return value._runs[0].message, value._runs[0].path
     is_container = isinstance(value, (TrackedObject, TrackedItems))

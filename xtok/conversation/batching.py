@@ -1,4 +1,4 @@
-"""Collate samples of different lengths to batches, and split batches into samples."""
+"""Combine samples of different lengths into batches, and split batches into samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PaddingSide = Literal["left", "right"]
 
 
 def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:
-    """Pad arrays `[T_i, …]` to the length of the longest (at least 1), and stack them."""
+    """Pad arrays `[T_i, …]` to the largest length (at least 1), and stack the arrays."""
     if padding_side not in get_args(PaddingSide):
         raise ValueError(f"padding_side is {padding_side!r}, expected left or right")
     arrays = [np.asarray(row) for row in rows]
@@ -34,7 +34,7 @@ def collate(
     pad_values: Mapping[str, Any] | None = None,
     padding_side: PaddingSide = "left",
 ) -> dict[str, Any]:
-    """Stack B samples to a batch, and pad each field that has one value per token.
+    """Combine B samples into a batch, and pad each field that has one value per token.
 
     A field is padded if it contains arrays (NumPy or CPU tensors), or lists of integers that are as
     long as the ids. A padded field becomes an array `[B, T, …]`. Any other field becomes a list of
@@ -50,7 +50,7 @@ def collate(
         padding_side: `left` (required for generation) or `right`.
 
     Returns:
-        a dict of the fields and `attention_mask`, bool `[B, T]`, False at padding.
+        a dict of the fields, and `attention_mask`: bool `[B, T]`, False at padding.
     """
     rows = [_sample_fields(sample) for sample in samples]
     key = _ids_key(rows)
@@ -100,8 +100,8 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
 
     Args:
         batch: a dict with a mask `[B, T]` and other fields. The mask is 1 at tokens and 0 at
-            padding. Arrays `[B, T, …]`, and lists of B lists of T integers, lose their padding.
-            Every other field must have B items, one for each sample.
+            padding. Padding is removed from arrays `[B, T, …]`, and from lists of B lists of T
+            integers. Every other field must have B items, one for each sample.
         mask: name of the mask's field.
 
     Returns:
@@ -109,7 +109,7 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
     """
     is_token = np.asarray(batch.get(mask))
     if is_token.ndim != 2 or not np.isin(is_token, (0, 1)).all():
-        raise ValueError(f"{mask} is not a mask [B, T] of 0 and 1")
+        raise ValueError(f"{mask} is not a mask [B, T] with only 0 and 1")
     edges = np.diff(is_token.astype(np.int8), axis=1, prepend=0, append=0)
     for row in np.flatnonzero((edges == 1).sum(axis=1) > 1):
         raise ValueError(f"{mask} has padding between the tokens of row {row}")

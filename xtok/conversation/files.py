@@ -36,8 +36,8 @@ class ChatRecord(NamedTuple):
     variables: dict[str, Any]
     notes: tuple[str, ...] = ()  # notes about ignored keys
     teacher_messages: Any = None  # fields for the teacher; see `teacher_side`
-    # In a teacher's conversation, the message index of each shared answer → the answer's index in
-    # the student's conversation. None in a student's conversation.
+    # For a teacher's conversation: index of each shared answer → index of this answer in the
+    # student's conversation. None for a student's conversation.
     answers: Mapping[int, int] | None = None
 
     def render(
@@ -58,12 +58,13 @@ class ChatRecord(NamedTuple):
 
 
 def read_conversations(path: Path) -> Iterator[ChatRecord]:
-    """Yield the conversations of a file. The first conversation is read immediately.
+    """Yield the conversations of a file.
 
     A conversation is a list of messages, or an object with `messages` and optionally `tools`,
     `documents`, `system` (a string) and `chat_template_kwargs`. The file is JSON (one conversation
     or an array of conversations), JSON Lines, or Parquet with columns of these names. A file
-    without the suffix `.jsonl`, `.ndjson` or `.parquet` can be JSON or JSON Lines.
+    without the suffix `.jsonl`, `.ndjson` or `.parquet` can be JSON or JSON Lines. The first
+    conversation is read before the function returns.
 
     Raises:
         XtokError: if the file cannot be read or contains no conversation, or if a row is invalid.
@@ -90,7 +91,7 @@ def read_row(row: Any, location: object) -> str | ChatRecord:
         problem = f"{type(row).__name__} is neither a text nor a conversation"
     elif fields and is_missing(fields.get("messages")):
         keys = [key for key, value in fields.items() if not is_missing(value)]
-        problem = f"the row has neither text nor messages, only: {listed(keys, 8) or 'nothing'}"
+        problem = f"the row has no text and no messages, only: {listed(keys, 8) or 'nothing'}"
     else:
         arrays = {k: list(v) if isinstance(v, np.ndarray) else v for k, v in fields.items()}
         return chat_record(arrays or list(row), location)
@@ -116,7 +117,7 @@ def chat_record(value: Any, location: object) -> ChatRecord:
     if system.strip():
         messages = [{"role": "system", "content": system}, *messages]
     if documents and "documents" in variables:
-        raise _error(location, "documents is given twice: as a field, and in chat_template_kwargs")
+        raise _error(location, "'documents' is given twice: as a field and in chat_template_kwargs")
     if documents:
         variables = {**variables, "documents": documents}
     return ChatRecord(

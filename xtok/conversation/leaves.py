@@ -1,8 +1,9 @@
 """Find the values of a conversation that a template omits, and report them.
 
-A leaf is a single value in messages, tools or documents: a string, a number, or a part in a list of
-contents. Tracked characters show which strings are in the text. For other leaves, the conversation
-is rendered again with a different value. If the text does not change, the template omits the leaf.
+A leaf is a single value in messages, tools or documents: a string, a number, or an item of a
+content list. Tracked characters show which strings are in the text. For other leaves, the
+conversation is rendered again with a different value. If the text does not change, the template
+omits the leaf.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def unread_leaves(
     some keys of tools and documents. Messages before `first` are not checked.
 
     Raises:
-        XtokError: if the text lacks any other value. The error names the message and the key.
+        XtokError: if the template omits any other value. The error names the message and the key.
     """
     documents = renderer.variables.get("documents")
     inputs: Inputs = {"messages": messages, "tools": renderer.tools, "documents": documents}
@@ -105,8 +106,9 @@ def _message_notes(
 ) -> Iterator[str]:
     """Yield notes about omitted leaves of one message, or raise an error.
 
-    There is only a note if the lost text contains a tag, or if the template writes the leaf while
-    the message is the last message. `omitted` records the second case for each kind of leaf.
+    An omitted leaf is acceptable, and causes a note, in two cases: the lost text contains a tag, or
+    the template writes the leaf if the message is the last message. `omitted` records the second
+    case for each kind of leaf.
     """
     messages = check.inputs["messages"]
     message, is_last = messages[index], index + 1 == len(messages)
@@ -253,7 +255,7 @@ def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
 
 
 def _is_content_part(path: Path) -> bool:
-    """Whether a path leads to an item in a message's list of contents."""
+    """Whether a path leads to an item of the content list of a message."""
     return path[2:3] == ("content",) and len(path) == 4
 
 
@@ -268,7 +270,7 @@ class _LeafCheck:
             self._ranges[path].append((run.offset, run.end - run.start))
         self.containers = {path[:n] for path in self._ranges for n in range(1, len(path) + 1)}
         self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
-        self._lost_tags: set[tuple[Any, ...]] = set()  # parts of earlier messages without effect
+        self._lost_tags: set[tuple[Any, ...]] = set()  # kinds of parts that have no effect
 
     def _render(self, inputs: Inputs) -> Rendering:
         variables = {**self._renderer.variables, "documents": inputs["documents"]}
@@ -338,8 +340,8 @@ class _LeafCheck:
         check = partial(self.depends, _with_value(self.inputs, leaf.path, rest))
         if not (tags := _TAG.findall(part)) or leaf.path[1] == len(self.inputs["messages"]) - 1:
             return check()
-        # A template that drops a tagged text also drops the later ones. Rendering the conversation
-        # for each of 400 thoughts would take 13 s (Qwen 3).
+        # If a template drops a text with tags, assume that it drops all texts with these tags. With
+        # a rendering for each of 400 thoughts, this check would take 13 s (Qwen 3).
         kind = leaf.kind(self.inputs["messages"][leaf.path[1]])
         key = (kind, leaf.path[2:], *tags, start > 0)
         if key not in self._lost_tags and not check():
@@ -359,7 +361,7 @@ class _LeafCheck:
     def depends(self, inputs: Inputs) -> bool:
         try:
             return self._render(inputs).text != self._text
-        except XtokError:  # the template rejects other values
+        except XtokError:  # the template rejects the changed values
             return True
 
 

@@ -47,18 +47,18 @@ class ReadBack:
     conversation: Conversation  # contains only the given ids, even if the rendering is longer
 
     def render(self, tokenizer: Tokenizer, template: str | Path | None) -> Conversation:
-        """Render the conversation with another tokenizer. Raises the same errors as `render`."""
+        """Render the conversation with another tokenizer, like `conversation.render`."""
         has_prompt = self.add_generation_prompt
         renderer = Renderer(tokenizer, template, self.variables, self.tools, has_prompt)
         return renderer.conversation(self.messages)
 
 
 class _UnclearError(Exception):
-    """Raised for an argument of a call that can be a string or JSON."""
+    """Raised if it is uncertain whether an argument of a call is a string or JSON."""
 
 
 class _Slot(NamedTuple):
-    """A place for one value of the conversation, between the template's texts."""
+    """A position between the template's texts that contains one value of the conversation."""
 
     role: str
     path: tuple[str, ...]  # path of the value in the message; `#` is a list index
@@ -281,7 +281,7 @@ def _text_symbols(tokenizer: Tokenizer, text: str) -> tuple[str, Callable[[int],
 def _gap_pieces(
     text: str, start: int, end: int, before: _Slot, piece: _Piece
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    """Yield the text between two values, unless it is too ambiguous to split at it.
+    """Yield the text between two values as a piece, unless splits at this text are ambiguous.
 
     A text that ends a message must contain a control token. The text before the name of a sample's
     tool or argument is also a piece.
@@ -351,9 +351,10 @@ def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tupl
 def _best_steps(
     candidates: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
 ) -> Iterator[tuple[_Piece, int, _Steps]]:
-    """Yield the next steps: the longest of the pieces that start first, then the end of the text.
+    """Yield the best next steps: the piece that starts first, then the end of the text.
 
-    Other pieces could parse an unsupported call as an answer.
+    If several pieces start first, only the longest piece is used. With other pieces, an unsupported
+    call could become an answer.
     """
     best = min(((end, -len(following.symbols)) for end, following, _ in candidates), default=None)
     final_steps = []
@@ -444,7 +445,10 @@ def _parse_argument(value: str, tools: Sequence[dict[str, Any]], name: str, key:
 
 
 def _store(message: dict[str, Any], path: Sequence[str], value: Any, *, is_item: bool) -> None:
-    """Store a value at a path in a message. `#` in the path means the last or a new list item."""
+    """Store a value at a path in a message.
+
+    In the path, `#` is the last item of a list, or a new item if `is_item` is True.
+    """
     if len(path) == 1:
         message[path[0]] = value
         return

@@ -19,11 +19,12 @@ In four cases, xtok compares the text with a second rendering:
 
 - A number such as 5 has no run. If the number 6 gives the same text, the template drops the number
   (`_LeafCheck.depends_on`).
-- A header ends like the generation prompt of a short conversation (`_prompt_after`). Without a
-  generation prompt, the header is compared with the header of another role (`written_header`).
+- The header of an answer ends like the generation prompt of a short conversation (`_prompt_after`).
+  Without a generation prompt, the header is compared with the header of another role
+  (`written_header`).
 - If an answer's turn also contains a tool result, the answer ends at the first difference from a
   rendering without tool results (`_answers_without`).
-- A role such as `model` is the assistant if the role `assistant` gives the same text (`_prepare`).
+- A role such as `model` is replaced by `assistant` if the text stays the same (`_prepare`).
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Conversation:
 
     text: str
     ids: NDArray[np.int32]  # [T], token ids
-    bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, and the end
+    bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, then the length of the text
     assistant_mask: NDArray[np.bool_]  # [T], True at training targets
     message_spans: tuple[MessageSpan, ...]
     runs: tuple[Run, ...] = ()  # ranges of characters that come from messages
@@ -159,7 +160,10 @@ class Conversation:
         return replace(self, ids=ids, bounds=self.bounds[: size + 1], assistant_mask=mask)
 
     def renumber(self, new_indices: Mapping[int, int]) -> Conversation:
-        """Replace the message indices in runs. Other messages get negative indices."""
+        """Return a copy with new message indices in the runs.
+
+        Messages that are not in `new_indices` get negative indices.
+        """
         runs = (r._replace(message=new_indices.get(r.message, -2 - r.message)) for r in self.runs)
         return replace(self, runs=tuple(runs))
 
@@ -175,8 +179,8 @@ def render(
 ) -> Conversation:
     """Render and encode a conversation, and locate its messages and targets.
 
-    The name of a control token in a message becomes the control token, as in Transformers. If the
-    template drops a value of the input, the result is an error or a note.
+    If a message contains the name of a control token, the name is encoded as this token, as in
+    Transformers. If the template drops a value, the result is an error or a note.
 
     Args:
         tokenizer: the tokenizer of the model.
@@ -228,7 +232,7 @@ def _variable_notes(renderer: Renderer) -> Iterator[str]:
         if name != "documents" and name not in template_variables(source):
             yield f"the variable {name} is ignored, because the template does not use it"
         elif isinstance(value, str) and value.strip().lower() in ("false", "true", "null", "none"):
-            yield f"the variable {name} is the text {quoted(value)}, which counts as true"
+            yield f"the variable {name} is the text {quoted(value)}, which is true in Jinja"
 
 
 class Targets:
@@ -241,7 +245,7 @@ class Targets:
         rendering: Rendering,
         tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Find the targets of a rendering. `tokens` contains its ids and bounds, if known."""
+        """Find the targets. `tokens` contains the ids and bounds of the text, if known."""
         self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
@@ -268,9 +272,10 @@ class Targets:
         )
 
     def _answer_blocks(self, untrained: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Return the generation blocks outside turns with weight 0, or None without blocks.
+        """Return the generation blocks, except in turns with weight 0, or None without blocks.
 
-        A block after a turn belongs to this turn, such as Phi 3's block for the last eos token.
+        A block after a turn belongs to this turn. For example, Phi 3 has a block for the last eos
+        token.
         """
         if (blocks := self._rendering.generation_blocks) is None:
             return None
@@ -328,7 +333,7 @@ class Targets:
     def _include_eos(self, end: int) -> int:
         """Extend a token range by the eos token that follows the turn, if there is one.
 
-        White space can precede the eos token. In GLM 4.5, it is the first token of the next turn.
+        White space can precede the eos token. In GLM 4.5, the next turn starts with this token.
         """
         if self._blocks is not None or self._control[end - 1]:
             return end
@@ -388,7 +393,7 @@ class Targets:
                 )
             for name in WEIGHT_KEYS if role != "assistant" else ():
                 if message.get(name):
-                    yield f"{name} 1 is ignored for the role {role}, which has no targets"
+                    yield f"{name}=1 is ignored for the role {role}, which has no targets"
 
     def _date_note(self) -> str:
         for name in date_variables(self._renderer.source()):

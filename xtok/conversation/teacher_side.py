@@ -18,7 +18,7 @@ from xtok.conversation.templates import Message, is_missing, message_dicts
 from xtok.errors import XtokError, at_location
 
 TEACHER_FIELDS = ("teacher_context", "teacher_messages")
-"""The field for the teacher in rows with `text`, and the field in rows with `messages`."""
+"""Fields for the teacher: the first in rows with `text`, the second in rows with `messages`."""
 _SAME_HINT = "use the same answers in the same order on both sides; other messages may differ"
 _HINT = "use {}, or a list with one item per teacher; null uses the student's value"
 _VALUE_NAMES = {"teacher_messages": "messages", "teacher_context": "a text"}
@@ -34,8 +34,8 @@ class SideText(NamedTuple):
 def teacher_values(value: Any, num_teachers: int | None, name: str, location: object) -> list[Any]:
     """Return one value of a field for each teacher. None means the student's value.
 
-    A single value applies to all teachers. Without `num_teachers`, the field declares the number of
-    teachers.
+    A single value applies to all teachers. If `num_teachers` is None, the number of teachers is the
+    number of values in the field.
     """
     is_text = name == "teacher_context"
     value = value if is_text else _parse_value(value, name, location)
@@ -78,7 +78,7 @@ def teacher_chats(chat: ChatRecord, num_teachers: int | None) -> list[ChatRecord
 
 
 def teacher_chat(chat: ChatRecord, messages: Any, name: str = "teacher_messages") -> ChatRecord:
-    """Return a teacher's conversation, with messages from a field of the row."""
+    """Return the teacher's conversation: the row with other messages, from the field `name`."""
     return match_answers(chat, replace_messages(chat, messages, name), ("messages", name))
 
 
@@ -162,7 +162,7 @@ def _error(location: object, name: str, problem: str) -> XtokError:
 
 
 def check_fields(fields: Mapping[str, Any], location: object, main: str) -> None:
-    """Raise an error if a row has a teacher's field that is not used with the field `main`."""
+    """Raise an error if a row has a teacher's field that has no effect together with `main`."""
     own = {"text": "teacher_context", "messages": "teacher_messages"}.get(main)
     for name in TEACHER_FIELDS:
         if name != own and not is_missing(fields.get(name)):

@@ -117,7 +117,7 @@ def render_template(
 
 @functools.lru_cache(maxsize=32)
 def date_variables(template: str) -> tuple[str, ...]:
-    """Return the variables that a template uses instead of today's date."""
+    """Return the variables that can replace today's date in a template."""
     names: dict[str, None] = {}
     for condition in _SANDBOX.parse(template).find_all((nodes.If, nodes.CondExpr)):
         if "strftime_now" in [name.name for name in condition.find_all(nodes.Name)]:
@@ -141,7 +141,7 @@ def has_generation_blocks(template: str) -> bool:
 def message_dicts(messages: Any) -> list[dict[str, Any]]:
     """Convert messages to dicts, and remove null and NaN values, like Transformers.
 
-    Null values at deeper levels, such as in the arguments of a call, are kept.
+    Null values inside other values, such as the arguments of a call, are kept.
     """
     chat: list[dict[str, Any]] = []
     for i, value in enumerate(getattr(messages, "messages", messages)):
@@ -210,7 +210,7 @@ def _tools_error(value: Any) -> XtokError:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is null, or NaN (missing in pandas)."""
+    """Whether a value is null or NaN, which pandas uses for missing values."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -253,7 +253,7 @@ def _turns(
     last = 0
     open_marks: list[Mark] = []
     num_open = Counter[int]()  # number of open marks for each loop
-    other_outputs: list[tuple[int, int]] = []  # output of loops over other values than messages
+    other_outputs: list[tuple[int, int]] = []  # output of loops over values that are not messages
     for mark in marks:
         # Close the open marks of the loop, because `continue` and `break` skip `leave` marks.
         while mark.loop and num_open[mark.loop]:
@@ -310,7 +310,7 @@ def _positions_between(marks: Iterable[Mark], start: str, end: str) -> list[tupl
 
 
 class _Generation(Extension):
-    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares a set
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
@@ -328,11 +328,11 @@ class _Marking(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
         output = [*node.find_all((nodes.Output, nodes.CallBlock, nodes.FilterBlock))]
         self.generic_visit(node)
-        if not output:  # marks would slow down a search in the messages, which can be quadratic
+        if not output:  # such a loop can be a quadratic search, which marks would slow down
             return node
         self._loops += 1
         loop = nodes.Const(self._loops)
-        target: nodes.Expr = nodes.Const(None)  # an item of a tuple, which is not a message
+        target: nodes.Expr = nodes.Const(None)  # for a loop over tuples
         if isinstance(node.target, nodes.Name):
             target = nodes.Name(node.target.name, "load")
         enter = _mark("enter", node.lineno, loop, target)
@@ -361,7 +361,7 @@ def _mark(kind: str, line: int, *arguments: nodes.Expr) -> nodes.Node:
 
 
 class _Context(Context):
-    message = -1  # index of the current message in the loop
+    message = -1  # index of the loop's current message
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

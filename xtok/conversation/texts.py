@@ -29,7 +29,7 @@ BATCH_CHARACTERS = 1 << 20
 """Approximate number of characters in a batch."""
 
 SHORT_TEXT_BYTES = 1_000_000
-"""Measurements and counted maps are unreliable if the text has fewer bytes."""
+"""If a text has fewer bytes, measurements and counted weights are unreliable."""
 
 _TEXT_FILES_HINT = (
     "pass text files (.txt, .jsonl, .parquet, also .gz or .zst), or a quoted glob such as "
@@ -118,7 +118,8 @@ def read_samples(
     """Yield samples for a `DistillationCollator`, each with its location for errors.
 
     In plain text, a sample is a paragraph, and blank lines separate paragraphs. In other files, a
-    sample is a row. If `columns` is given, the other columns of a Parquet file have the value True.
+    sample is a row. If `columns` is given, other columns of a Parquet file are not read. Their
+    values are True.
     """
     for path in find_texts(patterns):
         with reading(path):
@@ -141,7 +142,7 @@ def _paragraphs(path: Path) -> Iterator[str]:
 def _plain_documents(shard: Shard) -> Iterator[tuple[str, int]]:
     start, document = 0, bytearray()
     with shard.path.open("rb", BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # keep it, because a deleted zstd reader closes `raw`
+        file = decompressed(raw, shard.path)  # a deleted zstd reader closes `raw`
         last = (0, b"")  # the end of the file also ends a document
         for offset, line in chain(lines(shard, file, DOCUMENT_BYTES), [last]):
             if not document:

@@ -31,7 +31,7 @@ class RenderedFile:
     targets: int  # tokens of the assistant's answers
     teacher_differs: int  # number of conversations with `teacher_messages`
     extra_tokens: int  # additional tokens in the first teacher's version of these conversations
-    notes: dict[str, int]  # number of conversations by note
+    notes: dict[str, int]  # note → number of conversations
 
 
 def check_render_output(output: str | Path, file: str | Path) -> Path:

@@ -27,7 +27,7 @@ class PromptFormat:
     template: str  # Jinja source
     roles: Mapping[str, str]  # supported roles → names of these roles in the format
     needs: Sequence[str] = ()  # control or added tokens that the format requires
-    pad_tokens: Sequence[str] = ()  # tried before the roles `pad` and `unk`
+    pad_tokens: Sequence[str] = ()  # padding tokens, preferred to the roles `pad` and `unk`
     image_placeholders: Sequence[str] = ("<image>",)  # placeholders that answers must not contain
 
     def variables(self, table: TokenTable) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class PromptFormat:
         if missing:
             name = tokenizer.vocabulary.model_id
             raise XtokError(
-                f"{name} has no {min(missing)}, which the format {self.name} needs",
+                f"{name} has no token {min(missing)}, which the format {self.name} requires",
                 hint=f"use another format ({', '.join(FORMATS)}) or a chat template",
             )
         for i, message in enumerate(messages):
@@ -81,7 +81,7 @@ class PromptFormat:
             elif role == "assistant" and (
                 image := next((p for p in self.image_placeholders if p in content), None)
             ):
-                problem = f"is the assistant's and has the image placeholder {image}"
+                problem = f"is an answer that contains the image placeholder {image}"
             else:
                 continue
             raise XtokError(
@@ -102,4 +102,4 @@ def _load(name: str) -> PromptFormat:
 
 _FILES = (path.stem for path in Path(__file__).parent.glob("*.jinja"))
 FORMATS: Mapping[str, PromptFormat] = {name: _load(name) for name in sorted((*_FILES, *_ALIASES))}
-"""The formats by name. The name is a file's name, or the format's name in Megatron-LM."""
+"""The formats by name. Some formats also have the name that Megatron-LM uses."""
