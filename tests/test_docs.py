@@ -166,6 +166,8 @@ def make_models(data: Path, small: Path) -> None:
             "suppress_tokens": table.ids_of_type(TokenType.CONTROL, TokenType.UNUSED).tolist()
         }
         (target / "generation_config.json").write_text(json.dumps(settings))
+    template = REAL / "chat-templates" / "qwen2_5.jinja"
+    shutil.copy(template, data / "models" / "smollm2-135m" / "chat_template.jinja")
     (data / "corpus").mkdir()
     lines = "".join(json.dumps({"text": x}) + "\n" for x in small_tokenizers.CORPUS)
     for kind in ("train", "valid"):
