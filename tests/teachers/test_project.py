@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from naive_projecting import (
 
 import xtok
 from xtok.predictions.topk import TopK
-from xtok.teachers.projector import Projector, seams
-from xtok.teachers.projector_kernels import ID_BITS, RESPLIT_RATE, ROOT
+from xtok.teachers.projector import Projector
+from xtok.teachers.projector_kernels import RESPLIT_RATE
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 QUICK = [Phase.explicit, Phase.reuse, Phase.generate]  # shrinking takes minutes, and rarely helps
@@ -273,68 +272,3 @@ def test_maps_of_other_pairs_are_refused() -> None:
     student, teacher = small(LETTERS), small([*LETTERS, b"ab"])
     with pytest.raises(ValueError, match=r"\(3, 4\).*\(4, 3\)"):
         Projector(xtok.load_pair(student, teacher), map_of({}, student, teacher))
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    "names", [("llama3.tiktoken", "qwen.tiktoken"), ("mistral-v3.model", "llama3.tiktoken")]
-)
-def test_spellings_are_independent_at_a_seam_that_no_token_crosses(
-    names: tuple[str, str], load_real: Callable[[str], Tokenizer]
-) -> None:
-    """No student token contains the bytes on both sides of the seam in sequence."""
-    student, teacher = map(load_real, names)
-    tokens = teacher.table.tokens()
-    is_open, joined = seams(teacher.table, student.table)
-    rng = np.random.default_rng(0)
-    pairs = rng.choice(teacher.table.text_ids, (30_000, 2)).tolist()
-    pairs = [(a, b) for a, b in pairs if not is_open[a] and not joined[tokens[a][-1], tokens[b][0]]]
-    first_ids = student.segment_batch([tokens[a] for a, _ in pairs])
-    both = student.segment_batch([tokens[a] + tokens[b] for a, b in pairs])
-    assert len(pairs) > 8_000
-    assert [ids and ids[0] for ids in first_ids] == [ids and ids[0] for ids in both]
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("o200k.tiktoken", "claude-2"),  # these two also split at capitals and apostrophes
-        ("claude-2", "qwen.tiktoken"),
-        ("mistral-v3.model", "llama3.tiktoken"),
-    ],
-)
-def test_the_shortcut_equals_spelling(
-    names: tuple[str, str], load_real: Callable[[str], Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    student, teacher = map(load_real, names)
-    tokens, ids = teacher.table.tokens(), teacher.table.text_ids
-    projector = Projector(xtok.load_pair(student, teacher), map_of({}, teacher, student))
-    rng = np.random.default_rng(0)
-    stems = np.unique(rng.choice(ids[teacher.table.lengths[ids] <= 6], 1500))
-    projector.learn(1 << ROOT | stems)
-    keys = (np.arange(len(stems)).repeat(10) + 1) << ID_BITS | rng.choice(ids, 10 * len(stems))
-    keys = np.unique(keys)
-    spelled: list[bytes] = []
-    spell = student.segment_batch
-
-    def counting(texts: Sequence[bytes]) -> Any:
-        spelled.extend(texts)
-        return spell(texts)
-
-    monkeypatch.setattr(student, "segment_batch", counting)
-    projector.learn(keys)
-    texts = [
-        tokens[stems[(key >> ID_BITS) - 1]] + tokens[key & (1 << ID_BITS) - 1]
-        for key in keys.tolist()
-    ]
-    learnt = slice(len(stems), len(stems) + len(keys))
-    assert len(spelled) < 0.6 * len(keys)
-    expected = [ids[0] if ids else -1 for ids in spell(texts)]
-    assert projector.stems.first[learnt].tolist() == expected
-    longer = sorted(student.table.canonical_ids())
-    following = [longer[bisect_right(longer, text) :][:1] for text in texts]
-    grows = [
-        any(token.startswith(text) for token in b) for b, text in zip(following, texts, strict=True)
-    ]
-    assert projector.stems.may_grow[learnt].tolist() == grows

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.ragged import offsets_of
+from xtok.alignment.aligner import TokenAligner
 from xtok.alignment.sequences import FlatIds, Sequences
 from xtok.maps.edges import ranks
 from xtok.predictions.topk import TopK
 from xtok.teachers.credit_kernels import weigh_by_prefix
-
-if TYPE_CHECKING:
-    from xtok.alignment.aligner import TokenAligner
 
 
 @np.errstate(all="ignore")  # tokens without a log-probability are NaN

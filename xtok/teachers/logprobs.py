@@ -106,7 +106,8 @@ def project_logprobs(
     teacher = Sequences(aligner.teacher, teacher_ids, attention_masks[1])
     alignment = aligner.align_sequences(student, teacher)
     s_chunks, t_chunks = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
-    shared = np.append(alignment.is_correct, False)  # the last number means "no chunk"
+    # [chunks + 1], whether the tokens of a chunk can be valid; the last number means "no chunk"
+    shared = np.append(alignment.is_correct, False)
     if not partial:
         is_outside = ~shared[s_chunks], ~shared[t_chunks]
         _require_one_text((student, teacher), aligner, is_outside)
@@ -118,9 +119,8 @@ def project_logprobs(
     weights = np.ones(len(student.ids))
     if isinstance(credit, StudentCredit):
         s_values = _logprobs("student_logprobs", credit.logprobs, student)
-        _exclude_unscored(
-            shared, s_chunks, "student_logprobs", student, s_values, ~np.isfinite(s_values)
-        )
+        is_unscored = ~np.isfinite(s_values)
+        _exclude_unscored(shared, s_chunks, "student_logprobs", student, s_values, is_unscored)
         weights = np.maximum(0.0, -s_values)
     valid = shared[s_chunks]
     sums = chunk_sums(t_chunks, t_values, len(shared))
@@ -129,9 +129,7 @@ def project_logprobs(
         chunk_ids = np.where(valid, s_chunks, len(shared) - 1), t_chunks
         weights = prefix_weights(aligner, student, teacher, chunk_ids, predictions, sums)
     logprobs = shares(sums, s_chunks, np.flatnonzero(valid), weights)
-    return ProjectedLogprobs(
-        logprobs=student.restore(logprobs, 0.0), valid=student.restore(valid, False)
-    )
+    return ProjectedLogprobs(student.restore(logprobs, 0.0), student.restore(valid, False))
 
 
 def _exclude_unscored(

@@ -9,8 +9,8 @@ The kernels are serial, release the GIL, and do not check their arguments. Short
     k   index of a candidate in the predictions, or of an entry in the map
     c   id of a candidate
     e   number of a stem in `StemTable`
-    s   student token, or another destination of `Parts`
-    p   probability of a candidate or of a part
+    s   student token, or another destination of `Contributions`
+    p   probability of a candidate or of a contribution
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.kernels import inner_kernel, kernel
-from xtok.predictions.topk import TopK
-from xtok.teachers.credit_kernels import num_shared, prefix_bound
+from xtok.teachers.credit_kernels import num_shared
+from xtok.teachers.stem_kernels import child_key, find_stem, root_key
 
-ROOT = 62  # bit that marks a root key in `StemTable` (the remainder of one token)
-ID_BITS = 24  # number of bits of an id in a key, enough for `MAX_WIDTH`
-NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller parts of a map row are added to the rest
+NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller contributions go to the rest
 
 RESPLIT_RATE = 0.01
 """Assumed probability that the student, in a text, splits a teacher token at a byte where it does
@@ -40,50 +38,18 @@ BUCKETS = 1024  # buckets of probabilities; the lowest bucket contains all value
 
 
 class TeacherTokens(NamedTuple):
-    """A teacher's tokens, the map's rows, and the pairs of bytes that a student token can span."""
+    """A teacher's tokens, the rows of the map, and where student tokens can cross boundaries."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_teacher + 1]
     is_text: NDArray[np.bool_]  # [V_teacher], whether the token has bytes
     ends_text: NDArray[np.bool_]  # [V_teacher], whether it is a control token
-    is_open: NDArray[np.bool_]  # [V_teacher], whether the next token can change its split
+    ends_in_space: NDArray[np.bool_]  # [V_teacher], see `crossable_boundaries`
     row_bounds: NDArray[np.int64]  # [V_teacher + 1], rows of the map
     columns: NDArray[np.int32]  # [2 * nnz], student id of entry k at 2 * k
     weights: NDArray[np.float32]  # [2 * nnz], same memory, weight of entry k at 2 * k + 1
-    joined: NDArray[np.bool_]  # [256, 256], pairs of bytes that a student token can span
+    may_join: NDArray[np.bool_]  # [256, 256], see `crossable_boundaries`
     num_texts: int  # number of tokens with bytes
-
-
-class StudentTokens(NamedTuple):
-    """A student's tokens, sorted by their bytes."""
-
-    data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
-    offsets: NDArray[np.int64]  # [V_student + 1]
-    order: NDArray[np.int32]  # ids in the order of their bytes, which are unique
-
-
-class StemTable(NamedTuple):
-    """Stems: byte strings of one or more teacher tokens, with the student's spelling.
-
-    Token t without its first u bytes has the key `1 << ROOT | u << ID_BITS | t`. Stem e, followed
-    by token t, has the key `(e + 1) << ID_BITS | t`. An example with the teacher tokens 7 (`20`)
-    and 5 (`1`):
-
-        stem   bytes   key
-        0      20      1 << ROOT | 0 << ID_BITS | 7    token 7
-        1      201     (0 + 1) << ID_BITS | 5          stem 0, then token 5
-        2      0       1 << ROOT | 1 << ID_BITS | 7    token 7 without its first byte
-    """
-
-    slots: NDArray[np.int32]  # [2**n], hash table (open addressing): key → stem, −1 if free
-    keys: NDArray[np.int64]  # [stems]
-    first: NDArray[np.int32]  # [stems], first student token of the stem, or −1
-    # [stems], destination if the next token is unknown: a token, or `-2 - t` for map row t
-    token_or_row: NDArray[np.int32]
-    may_grow: NDArray[np.bool_]  # [stems], whether a longer student token starts with the stem
-    is_boundary: NDArray[np.bool_]  # [stems], whether a student token starts at the stem
-    # [stems], number of teacher tokens that start with the bytes before the stem
-    num_same_start: NDArray[np.int32]
 
 
 class RowBlock(NamedTuple):
@@ -92,22 +58,13 @@ class RowBlock(NamedTuple):
     position: NDArray[np.int64]  # [rows], teacher token at the first byte of the student token
     inside: NDArray[np.int64]  # [rows], offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [rows], whether both tokens start at the same byte
-    last: NDArray[np.int64]  # [rows], end of the teacher's document
-    realized: NDArray[np.int32]  # [rows], student token
+    path_end: NDArray[np.int64]  # [rows], end of the teacher tokens that can be on the path
+    token_ids: NDArray[np.int32]  # [rows], student token
     size: NDArray[np.int64]  # [rows], number of candidates; −1 if the row is unfinished
     ids: NDArray[np.int32]  # [rows, top_k]
     logprobs: NDArray[np.float32]  # [rows, top_k]
-    rest: NDArray[np.float32]  # [rows], log-probability of the rest
-    own: NDArray[np.float32]  # [rows], log-probability of the student token, or NaN
-
-
-class ProjectorArrays(NamedTuple):
-    """The input of `project_rows`, and the rows that `project_rows` fills."""
-
-    teacher: TeacherTokens
-    predictions: TopK
-    stems: StemTable
-    rows: RowBlock
+    rest_logprob: NDArray[np.float32]  # [rows]
+    realized_logprob: NDArray[np.float32]  # [rows], of the student token, or NaN
 
 
 class Scratch(NamedTuple):
@@ -119,156 +76,103 @@ class Scratch(NamedTuple):
     kept: NDArray[np.int32]  # [V_student + 1], positions of the heaviest tokens
     order: NDArray[np.int32]  # [V_student + 1], the same positions, sorted
     starts: NDArray[np.int64]  # [BUCKETS], start of each bucket in `order`; 0 between rows
-    missing: NDArray[np.int64]  # number of keys that have no stem, then these keys
+    missing: NDArray[np.int64]  # see `find_stem`
 
 
-class Parts(NamedTuple):
-    """The parts into which a row's probability is divided, in arrays with room for more parts."""
+class Contributions(NamedTuple):
+    """The contributions to a row before the map is applied, with room for more contributions."""
 
-    goes_to: NDArray[np.int32]  # a student token (s), row t of the map (-2 - t), or the rest (-1)
-    mass: NDArray[np.float64]
-
-
-@inner_kernel
-def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
-    mask = np.int64(len(slots) - 1)
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    slot = np.int64(mixed >> np.uint64(32)) & mask
-    while slots[slot] >= 0 and keys[slots[slot]] != key:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@inner_kernel
-def _looked_up(slots, keys, key, missing):  # type: ignore[no-untyped-def]
-    """Return the stem of a key. If the key is missing, add it to `missing` and return −1."""
-    e = slots[_slot(slots, keys, key)]
-    if e < 0:
-        missing[0] += 1
-        missing[missing[0]] = key
-    return e
+    destination: NDArray[np.int32]  # student token (s), row t of the map (-2 - t), or the rest (-1)
+    amount: NDArray[np.float64]  # probability
 
 
 @kernel
-def add_stems(slots, keys, start):  # type: ignore[no-untyped-def]
-    """Insert `keys[start:]`, which must be new."""
-    for e in range(start, len(keys)):
-        slots[_slot(slots, keys, keys[e])] = e
+def project_rows(arrays, todo, is_same, top_k, width, max_missing):  # type: ignore[no-untyped-def]
+    """Project the rows `todo`, and return the keys of missing stems.
 
+    `arrays` contains a `TeacherTokens`, the predictions as `TopK`, a `StemTable`, and a `RowBlock`,
+    which receives the results. If a row needs a stem that is not in the `StemTable`, the row stays
+    unfinished. The kernel stops early if `max_missing` keys might not suffice.
 
-@kernel
-def find_seams(student, stems, more, joins, may_grow):  # type: ignore[no-untyped-def]
-    """Find pairs of a stem and a following token that a student token can span.
-
-    Args:
-        student: see `StudentTokens`.
-        stems: four arrays: the bytes of all stems, each with the preceding bytes; the offsets of
-            these byte strings; the start of each stem within its byte string; the stem of each
-            pair, int64 `[pairs]`.
-        more: three arrays: the teacher's bytes, and the start and end of each pair's token in them.
-        joins: bool `[pairs]`, output: whether a student token contains bytes of both parts.
-        may_grow: bool `[pairs]`, output: whether a longer student token starts with the pair's
-            bytes.
+    A row with K = 64 takes 7 to 10 µs, mostly to read rows of the map. Spelling new stems takes the
+    same time again (`scripts/benchmark.py serving`).
     """
-    data, offsets, order = student
-    stem_data, stem_offsets, stem_starts, stem_of = stems
-    more_data, more_starts, more_ends = more
-    longest = np.diff(offsets).max()
-    both = np.empty(0, np.uint8)
-    for n in range(len(stem_of)):
-        stem_start, stem_end = stem_offsets[stem_of[n]], stem_offsets[stem_of[n] + 1]
-        seam = stem_end - stem_start
-        size = seam + more_ends[n] - more_starts[n]
-        if size > len(both):
-            both = np.empty(2 * size, np.uint8)
-        both[:seam] = stem_data[stem_start:stem_end]
-        both[seam:size] = more_data[more_starts[n] : more_ends[n]]
-        joins[n] = False
-        for start in range(max(0, seam - longest + 1), seam):
-            if _has_token(student, both[start:size], seam - start):
-                joins[n] = True
-                break
-        text = both[stem_starts[stem_of[n]] : size]
-        # The last token that starts with these bytes. If there is no such token, any other token.
-        last = order[prefix_bound(data, offsets, order, text, True) - 1]
-        a, b = offsets[last], offsets[last + 1]
-        may_grow[n] = b - a > len(text) and num_shared(data, a, b, text) == len(text)
-
-
-@inner_kernel
-def _has_token(student, text, least):  # type: ignore[no-untyped-def]
-    """Return whether a text starts with a token of more than `least` bytes."""
-    data, offsets, order = student
-    for size in range(least + 1, len(text) + 1):
-        n = prefix_bound(data, offsets, order, text[:size], False)
-        if n == len(order):
-            return False
-        a, b = offsets[order[n]], offsets[order[n] + 1]
-        if num_shared(data, a, b, text[:size]) < size:  # no token starts with these bytes
-            return False
-        if b - a == size:
-            return True
-    return False
-
-
-@kernel
-def project_rows(arrays, todo, is_same, top_k, scratch):  # type: ignore[no-untyped-def]
-    """Project the rows `todo` until `scratch.missing` is full.
-
-    If a row needs a stem that is not in the `StemTable`, the stem's key is added to
-    `scratch.missing`, and the row stays unfinished. A row with K = 64 takes 7 to 10 µs, mostly to
-    read rows of the map. Spelling new stems takes the same time again (`scripts/benchmark.py
-    serving`).
-    """
-    _, predictions, _, rows = arrays
+    teacher, predictions, _, rows = arrays
+    scratch = Scratch(
+        np.zeros(width), np.empty(width + 1, np.int32), np.empty(width + 1),
+        np.empty(width + 1, np.int32), np.empty(width + 1, np.int32), np.zeros(BUCKETS, np.int64),
+        np.empty(max_missing, np.int64),
+    )  # fmt: skip
     mass, tokens, values, _, _, _, missing = scratch
-    parts = Parts(np.empty(1024, np.int32), np.empty(1024, np.float64))
     missing[0] = 0
+    inputs = (*arrays, missing)
+    contributions = Contributions(np.empty(1024, np.int32), np.empty(1024, np.float64))
     for x in todo:
         j, u = rows.position[x], rows.inside[x]
-        before = missing[0]
+        num_missing = missing[0]
         most = predictions.starts[j + 1] - predictions.starts[j] + 2
-        if before + most >= len(missing):
+        if num_missing + most >= len(missing):
             break
         if is_same and u == 0:
             _copy(predictions, j, rows, x, top_k, len(mass))
             continue
-        parts = _room(parts, np.int64(0), most)
-        count, on_path, rest = _part_candidates(arrays, x, parts, missing)
-        parts, count, is_known, is_full = _part_path(arrays, x, on_path, parts, count, missing)
-        if is_full or missing[0] > before:
+        contributions = _with_room(contributions, np.int64(0), most)
+        count, on_path, rest = _project_candidates(inputs, x, contributions)
+        contributions, count, is_known, is_full = _follow_path(
+            inputs, x, on_path, contributions, count
+        )
+        if is_full or missing[0] > num_missing:
             continue
         scale = 1.0
         if u > 0:  # condition on the text's bytes before this row
-            total = rest + parts.mass[:count].sum()
+            total = rest + contributions.amount[:count].sum()
             scale = 1.0 / total if total > 0.0 else 0.0
             rest *= scale
-        count, rest = _add_up(arrays.teacher, parts, count, scale, rest, mass, tokens)
-        own = mass[rows.realized[x]]
-        rows.own[x] = np.log(own) if own > 0.0 else np.nan
+        count, rest = _add_up(teacher, contributions, count, scale, rest, mass, tokens)
+        realized = mass[rows.token_ids[x]]
+        rows.realized_logprob[x] = np.log(realized) if realized > 0.0 else np.nan
         for n in range(count):
             values[n] = mass[tokens[n]]
             mass[tokens[n]] = 0.0
         size = _keep_best(scratch, count, top_k)
-        is_known &= not np.isnan(predictions.rest_logprob[j])
         rest = _write(rows, x, scratch, size, count, rest)
-        rows.rest[x] = np.log(min(1.0, max(0.0, rest))) if is_known and size else np.nan
+        is_known &= not np.isnan(predictions.rest_logprob[j])
+        rows.rest_logprob[x] = np.log(min(1.0, max(0.0, rest))) if is_known and size else np.nan
         rows.size[x] = size
+    return missing[1 : missing[0] + 1]
 
 
 @inner_kernel
-def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
-    """Divide the probability of a row's candidates, except the realized token, into parts.
+def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def]
+    """Copy a prediction. Candidates beyond `top_k` or the student's width are added to the rest."""
+    start, end = predictions.starts[j], predictions.starts[j + 1]
+    size, cut = np.int64(0), 0.0
+    for k in range(start, end):
+        if size < top_k and predictions.ids[k] < width:
+            rows.ids[x, size], rows.logprobs[x, size] = predictions.ids[k], predictions.logprobs[k]
+            size += 1
+        else:
+            cut += np.exp(np.float64(predictions.logprobs[k]))
+    rows.rest_logprob[x] = predictions.rest_logprob[j]
+    if start + size < end:
+        rows.rest_logprob[x] = np.log(np.exp(np.float64(predictions.rest_logprob[j])) + cut)
+    rows.realized_logprob[x] = predictions.realized_logprob[j]
+    rows.size[x] = size
+
+
+@inner_kernel
+def _project_candidates(inputs, x, contributions):  # type: ignore[no-untyped-def]
+    """Add a contribution for each candidate of a row, except the realized token.
 
     The rest is spread evenly over the tokens that are not candidates. If the student token starts
     inside the teacher token, only tokens that begin with the same bytes count.
 
     Returns:
-        the number of parts, the realized token's probability, and the remaining probability.
+        the number of contributions, the realized token's probability, and the rest.
     """
     # Local variables, because access through the tuple would count references within loops.
-    teacher, predictions, stems, rows = arrays
-    goes_to, part = parts
+    teacher, predictions, stems, rows, missing = inputs
+    destination, amount = contributions
     j, u, is_aligned = rows.position[x], rows.inside[x], rows.is_aligned[x]
     data, offsets, is_text = teacher.data, teacher.offsets, teacher.is_text
     ids, logprobs, slots, keys = predictions.ids, predictions.logprobs, stems.slots, stems.keys
@@ -300,114 +204,126 @@ def _part_candidates(arrays, x, parts, missing):  # type: ignore[no-untyped-def]
         p = np.exp(np.float64(logprob))
         fitting += 1
         if c == t and follows:
-            on_path = p  # for `_part_path`
+            on_path = p  # for `_follow_path`
             continue
-        goes_to[count] = -2 - c  # at u = 0, the map converts the candidate
+        destination[count] = -2 - c  # at u = 0, the map converts the candidate
         if u > 0:
-            goes_to[count] = -1  # the candidate ends here, so its continuation is unknown
+            destination[count] = -1  # the candidate ends here, so its continuation is unknown
             if offsets[c + 1] - offsets[c] > u:
-                key = np.int64(1) << ROOT | u << ID_BITS | np.int64(c)
-                e = _looked_up(slots, keys, key, missing)
+                e = find_stem(slots, keys, root_key(c, u), missing)
                 if e >= 0:
-                    goes_to[count] = token_or_row[e]
-                    p *= _likely(is_boundary[e], is_aligned)
-        part[count] = p
+                    destination[count] = token_or_row[e]
+                    p *= _resplit_factor(is_boundary[e], is_aligned)
+        amount[count] = p
         count += 1
     if u > 0:
         # `num_same_start` tokens start with the text's first u bytes, and `fitting` of them are
         # candidates. `listed` is the number of all candidates with bytes.
-        key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
-        e = _looked_up(slots, keys, key, missing)
+        e = find_stem(slots, keys, root_key(t, u), missing)
         if e >= 0:
             rest *= max(0, stems.num_same_start[e] - fitting) / max(1, teacher.num_texts - listed)
     return count, on_path, rest
 
 
 @inner_kernel
-def _likely(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return the probability that the student splits before a stem, as in the text."""
-    return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
+def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-untyped-def]
+    """Follow the tokens of the text while a longer student token can match.
 
-
-@inner_kernel
-def _part_path(arrays, x, on_path, parts, count, missing):  # type: ignore[no-untyped-def]
-    """Follow the tokens of the text while a longer student token can match, and add parts.
+    At each step, the next token's candidates are joined with the text so far, except the next token
+    of the text, which extends the path.
 
     Returns:
-        the enlarged parts, the number of parts, whether the rests of all rows are known, and
-        whether `missing` is full.
+        the contributions, their number, whether the rests of all predictions are known, and whether
+        `missing` is full.
     """
-    teacher, predictions, stems, rows = arrays
-    data, offsets, is_text, ends_text, is_open, _, _, _, joined, _ = teacher
+    teacher, predictions, stems, rows, missing = inputs
+    data, offsets, is_text, ends_text, ends_in_space, _, _, _, may_join, _ = teacher
     token_ids, _, starts, ids, logprobs, rest_logprob, realized_logprob = predictions
-    slots, keys, stem_first, token_or_row, may_grow, is_boundary, _ = stems
-    goes_to, part = parts
-    j, u, last, is_aligned = rows.position[x], rows.inside[x], rows.last[x], rows.is_aligned[x]
+    slots, keys, first_token, token_or_row, is_prefix, is_boundary, _ = stems
+    destination, amount = contributions
+    j, u = rows.position[x], rows.inside[x]
+    is_aligned, path_end = rows.is_aligned[x], rows.path_end[x]
     is_known, t = True, token_ids[j]
-    key = np.int64(1) << ROOT | u << ID_BITS | np.int64(t)
+    key = root_key(t, u)
     # At the start of each step, `key` is the key of the text's bytes from the row's first byte to
     # the end of token t at position j. `on_path` is the product of the realized tokens'
     # probabilities up to there, and is not yet assigned to a destination.
     while on_path > 0.0:
-        e = _looked_up(slots, keys, key, missing)
+        e = find_stem(slots, keys, key, missing)
         if e < 0:
             break
         j += 1
-        likely = _likely(is_boundary[e], is_aligned)
-        # No longer student token starts with the stem, or the document has no next prediction.
-        if not may_grow[e] or j >= last or starts[j] == starts[j + 1]:
-            goes_to[count], part[count] = token_or_row[e], on_path * likely
+        factor = _resplit_factor(is_boundary[e], is_aligned)
+        if not is_prefix[e] or j >= path_end or starts[j] == starts[j + 1]:
+            destination[count], amount[count] = token_or_row[e], on_path * factor
             count += 1
             break
         start, end = starts[j], starts[j + 1]
         if missing[0] + end - start + 2 >= len(missing):
-            return Parts(goes_to, part), count, is_known, True
-        goes_to, part = _room(Parts(goes_to, part), count, end - start + 2)
-        first, is_any, last_byte = stem_first[e], is_open[t], data[offsets[t + 1] - 1]
+            return Contributions(destination, amount), count, is_known, True
+        destination, amount = _with_room(Contributions(destination, amount), count, end - start + 2)
+        first, is_space, last_byte = first_token[e], ends_in_space[t], data[offsets[t + 1] - 1]
         t = token_ids[j]
-        left, p_next, is_listed = np.exp(np.float64(rest_logprob[j])), 0.0, False
-        if np.isnan(left):
-            is_known, left = False, 0.0
+        rest, p_next, is_listed = np.exp(np.float64(rest_logprob[j])), 0.0, False
+        if np.isnan(rest):
+            is_known, rest = False, 0.0
         for k in range(start, end):
             c = ids[k]
             p = np.exp(np.float64(logprobs[k]))
             if c == t:
                 p_next, is_listed = p, True
                 continue
-            goes_to[count] = first if is_text[c] or ends_text[c] else -1
-            part[count] = on_path * p * likely
+            destination[count] = first if is_text[c] or ends_text[c] else -1
+            amount[count] = on_path * p * factor
             # Only these candidates can change the student's first token of the stem.
-            if is_text[c] and (is_any or joined[last_byte, data[offsets[c]]]):
-                child = (np.int64(e) + 1) << ID_BITS | np.int64(c)
-                grown = _looked_up(slots, keys, child, missing)
-                if grown >= 0:
-                    goes_to[count] = stem_first[grown]
-                    part[count] = on_path * p * _likely(is_boundary[grown], is_aligned)
+            if is_text[c] and (is_space or may_join[last_byte, data[offsets[c]]]):
+                child = find_stem(slots, keys, child_key(e, c), missing)
+                if child >= 0:
+                    destination[count] = first_token[child]
+                    amount[count] = on_path * p * _resplit_factor(is_boundary[child], is_aligned)
             count += 1
         if not is_listed and not np.isnan(realized_logprob[j]):
             p_next = np.exp(np.float64(realized_logprob[j]))
-            left = max(0.0, left - p_next)
-        goes_to[count], part[count] = token_or_row[e], on_path * left * likely
+            rest = max(0.0, rest - p_next)
+        destination[count], amount[count] = token_or_row[e], on_path * rest * factor
         count += 1
         on_path *= p_next
         # A realized token without bytes ends the path.
         if on_path > 0.0 and not is_text[t]:
-            goes_to[count] = first if ends_text[t] else -1
-            part[count] = on_path * likely
+            destination[count] = first if ends_text[t] else -1
+            amount[count] = on_path * factor
             count += 1
             break
-        key = (np.int64(e) + 1) << ID_BITS | np.int64(t)
-    return Parts(goes_to, part), count, is_known, False
+        key = child_key(e, t)
+    return Contributions(destination, amount), count, is_known, False
 
 
 @inner_kernel
-def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no-untyped-def]
-    """Add up the parts for each student token. Returns the number of tokens, and the rest."""
+def _resplit_factor(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
+    """Return the probability that the student splits before a stem, as it does in the text."""
+    return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
+
+
+@inner_kernel
+def _with_room(contributions, count, more):  # type: ignore[no-untyped-def]
+    """Return arrays with the first `count` contributions and room for `more`."""
+    size = count + more
+    if size <= len(contributions.amount):
+        return contributions
+    larger = Contributions(np.empty(2 * size, np.int32), np.empty(2 * size, np.float64))
+    larger.destination[:count] = contributions.destination[:count]
+    larger.amount[:count] = contributions.amount[:count]
+    return larger
+
+
+@inner_kernel
+def _add_up(teacher, contributions, size, scale, rest, mass, tokens):  # type: ignore[no-untyped-def]
+    """Add up the contributions by student token. Returns the number of tokens, and the rest."""
     row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
-    goes_to, part = parts
+    destination, amount = contributions
     count = np.uint64(0)  # unsigned, so that Numba generates no code for negative indices
     for n in range(size):
-        s, p = goes_to[n], part[n] * scale
+        s, p = destination[n], amount[n] * scale
         if s >= 0:
             if mass[s] == 0.0 and p > 0.0:
                 tokens[count] = s
@@ -429,49 +345,6 @@ def _add_up(teacher, parts, size, scale, rest, mass, tokens):  # type: ignore[no
                 mass[column] = before + q
             rest += p
     return count, rest
-
-
-@inner_kernel
-def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
-    """Write the first `size` tokens in order. Returns the rest, including the remaining tokens."""
-    _, tokens, values, _, order, _, _ = scratch
-    for n in range(size):
-        rows.ids[x, n] = tokens[order[n]]
-        rows.logprobs[x, n] = _rounded(values[order[n]])
-        values[order[n]] = 0.0
-    for n in range(count):
-        rest += values[n]
-    return rest
-
-
-@inner_kernel
-def _room(parts, count, more):  # type: ignore[no-untyped-def]
-    """Return arrays with the first `count` parts and room for `more` parts."""
-    size = count + more
-    if size <= len(parts.mass):
-        return parts
-    larger = Parts(np.empty(2 * size, np.int32), np.empty(2 * size, np.float64))
-    larger.goes_to[:count] = parts.goes_to[:count]
-    larger.mass[:count] = parts.mass[:count]
-    return larger
-
-
-@inner_kernel
-def _copy(predictions, j, rows, x, top_k, width):  # type: ignore[no-untyped-def]
-    """Copy a prediction. Candidates beyond `top_k` or the student's width are added to the rest."""
-    start, end = predictions.starts[j], predictions.starts[j + 1]
-    size, cut = np.int64(0), 0.0
-    for k in range(start, end):
-        if size < top_k and predictions.ids[k] < width:
-            rows.ids[x, size], rows.logprobs[x, size] = predictions.ids[k], predictions.logprobs[k]
-            size += 1
-        else:
-            cut += np.exp(np.float64(predictions.logprobs[k]))
-    rows.rest[x] = predictions.rest_logprob[j]
-    if start + size < end:
-        rows.rest[x] = np.log(np.exp(np.float64(predictions.rest_logprob[j])) + cut)
-    rows.own[x] = predictions.realized_logprob[j]
-    rows.size[x] = size
 
 
 @inner_kernel
@@ -537,11 +410,6 @@ def _is_better(tokens, values, a, b):  # type: ignore[no-untyped-def]
 
 
 @inner_kernel
-def _rounded(p):  # type: ignore[no-untyped-def]
-    return np.float32(min(0.0, np.log(p)))
-
-
-@inner_kernel
 def _bucket(bits):  # type: ignore[no-untyped-def]
     return min(BUCKETS - 1, max(0, (bits >> 48) - (1023 << 4) + BUCKETS - 1))
 
@@ -550,3 +418,21 @@ def _bucket(bits):  # type: ignore[no-untyped-def]
 def _edge(bucket):  # type: ignore[no-untyped-def]
     """Return the bits of the smallest probability in a bucket (not for the lowest bucket)."""
     return (bucket + (1023 << 4) - BUCKETS + 1) << 48
+
+
+@inner_kernel
+def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
+    """Write the first `size` tokens in order. Returns the rest, including the remaining tokens."""
+    _, tokens, values, _, order, _, _ = scratch
+    for n in range(size):
+        rows.ids[x, n] = tokens[order[n]]
+        rows.logprobs[x, n] = _rounded(values[order[n]])
+        values[order[n]] = 0.0
+    for n in range(count):
+        rest += values[n]
+    return rest
+
+
+@inner_kernel
+def _rounded(p):  # type: ignore[no-untyped-def]
+    return np.float32(min(0.0, np.log(p)))

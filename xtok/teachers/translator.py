@@ -70,7 +70,7 @@ class SharedText(NamedTuple):
     teacher_ids: NDArray[np.int32]  # [T]
     spans: list[tuple[slice, slice]]  # spans with equal bytes in `spelled` and `teacher_ids`
     mask: NDArray[np.bool_] | None = None  # [S], assistant's tokens; None without a conversation
-    alone: slice = slice(0, 0)  # span in `teacher_ids` that only the teacher reads
+    teacher_only: slice = slice(0, 0)  # span in `teacher_ids` that the student does not read
 
     @classmethod
     def of(
@@ -194,7 +194,7 @@ class Translator:
         self, conversation: ReadBack, source: Literal[0, 1], system: str
     ) -> SharedText | None:
         try:
-            other, alone = self._other_side(conversation, 1 - source, system)
+            other, teacher_only = self._other_side(conversation, 1 - source, system)
         except XtokError:  # for example, the template does not support a role or tools
             if system:
                 raise
@@ -206,15 +206,14 @@ class Translator:
             return None
         student_last, teacher_last = spans[-1]
         student_end, teacher_end = len(student.ids), len(teacher.ids)
-        if (
-            source == 0 and student_last.stop == student_end
-        ):  # the student does not need later predictions
+        # If the student's ids end here, the student does not need later predictions.
+        if source == 0 and student_last.stop == student_end:
             teacher_end = teacher_last.stop
         if source == 1 and this.bounds[-1] < len(this.text.encode()):  # truncated
             student_end = student_last.stop
         mask = student.assistant_mask[:student_end]
         text = SharedText.of(student.ids[:student_end], teacher.ids[:teacher_end], spans, mask)
-        return text._replace(alone=alone)
+        return text._replace(teacher_only=teacher_only)
 
     def _shared_spans(
         self, sides: tuple[Conversation, Conversation], source: Literal[0, 1]
@@ -379,12 +378,14 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
     teacher tokens between the same spans.
     """
     teacher_logprobs = predictions.realized_logprob.copy()
-    teacher_logprobs[text.alone] = np.nan
-    ends = [(1, 0), *((student.stop, teacher.stop) for student, teacher in text.spans)]
-    starts = [(student.start, teacher.start) for student, teacher in text.spans]
-    for (a, c), (b, d) in zip(ends, [*starts, (len(logprobs), len(teacher_logprobs))], strict=True):
-        if a < b:
-            logprobs[a:b] = np.nansum(teacher_logprobs[c:d]) / (b - a)
+    teacher_logprobs[text.teacher_only] = np.nan
+    # A gap starts at the end of a span, and ends at the start of the next span. Token 0 has no
+    # log-probability.
+    starts = [(1, 0), *((s.stop, t.stop) for s, t in text.spans)]
+    ends = [*((s.start, t.start) for s, t in text.spans), (len(logprobs), len(teacher_logprobs))]
+    for (start, t_start), (end, t_end) in zip(starts, ends, strict=True):
+        if start < end:
+            logprobs[start:end] = np.nansum(teacher_logprobs[t_start:t_end]) / (end - start)
 
 
 def _at_most_one(topk: TopK) -> TopK:
