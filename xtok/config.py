@@ -22,15 +22,17 @@ MAX_ENTRIES = 4096
 """Upper limit for entries or pieces per row."""
 
 MAX_COMB_LEN = 64
-"""Upper limit for `max_comb_len`: the time for differing text grows with the square."""
+"""Upper limit for `max_comb_len`: the time for differing text grows with its square."""
 
 DEFAULT_TIMEOUT = 600.0
 """Default number of seconds to wait for another process that builds the same map."""
 
 DEFAULT_SHRINK = 0.2
-"""Share of the mean row in the composed rows of `transplant`. Without the mean row, a model
-predicts these tokens too often: with Llama 3's tokenizer, SmolLM2 135M has 2.00 bits per byte
-without it, and 1.92 with it (`transplant_study.py`)."""
+"""Share of the mean row in the composed rows of `transplant`.
+
+Without the mean row, a model predicts these tokens too often. With Llama 3's tokenizer, SmolLM2
+135M needs 2.00 bits per byte without the mean row, and 1.92 with it (`transplant_study.py`).
+"""
 
 DEFAULT_CANDIDATES = 64
 """Number of candidates per token that `serve` requests from the teacher's server."""
@@ -74,8 +76,8 @@ class MultitokenConfig(Config):
     )  # fmt: skip
     canonicalization: Canonicalization = option(
         "exact",
-        "exact matches only tokens with equal bytes. If no token has equal bytes, relaxed also "
-        "pairs ' ,' with ',' and different forms of line breaks.",
+        "With exact, only tokens with equal bytes match. With relaxed, a token without such a "
+        "match can match a variant: ' ,' matches ',', and all forms of line breaks match.",
         panel=MATCHING,
     )
     token_form: TokenForm = option(
@@ -181,7 +183,7 @@ class BuildConfig(MultitokenConfig):
 
     @property
     def multitoken(self) -> MultitokenConfig:
-        """Return the options of `multitoken`, with which counted maps also match tokens."""
+        """Return the options of the stage `multitoken`, which also apply to counted maps."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 
@@ -233,8 +235,8 @@ class GenerateConfig(Config):
     top_k: int = top_k_option(10, "Maximum entries per row.")
     weight_threshold: float = option(
         0.0,
-        "Drop entries with a smaller share of the row's total weight. For spelling, the total "
-        "covers only the --top-k entries.",
+        "Minimum share of an entry in its row's total weight. Smaller entries are dropped. With "
+        "the method spelling, the total covers only the --top-k entries.",
         min=0,
         below=1,
     )
@@ -247,7 +249,7 @@ class GenerateConfig(Config):
     temperature: float = option(0.05, "Temperature of the softmax.", above=0, panel=RARE)
     canonicalization: Canonicalization = option(
         "exact",
-        "relaxed treats near-equivalent tokens as the same text, for example ' ,' and ',' or "
+        "With relaxed, near-equivalent texts count as equal, for example ' ,' and ',' or "
         "different forms of line breaks.",
     )
     device: str = option("cpu", "Device: cpu, cuda or cuda:N.", panel=COMPUTING)

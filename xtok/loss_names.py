@@ -18,7 +18,7 @@ class LossInfo(NamedTuple):
 
     label: str
     map: MapKind | None  # kind of map that the loss requires
-    hint: str  # command that creates the input of the loss
+    hint: str  # how to create the input of the loss
 
 
 LOSS_INFO: Mapping[LossName, LossInfo] = {
@@ -35,7 +35,7 @@ LOSS_INFO: Mapping[LossName, LossInfo] = {
 
 
 def with_hyphens(loss: Any) -> Any:
-    """Return `p-kl` for `p_kl`. Other types are returned unchanged."""
+    """Replace underscores by hyphens in a string. Values of other types are returned unchanged."""
     return loss.replace("_", "-") if isinstance(loss, str) else loss
 
 
@@ -50,5 +50,5 @@ def loss_name(loss: str, choices: Any = BuildLoss) -> Any:
         return name
     if name in get_args(EventLoss):
         make = f"xtok.get_map(student, teacher, for_loss={name!r})"
-        raise ValueError(f"{name} does not use a projection map: build its map with {make}")
+        raise ValueError(f"{name} does not use a projection map; call {make} instead")
     raise ValueError(f"loss is {loss!r}, expected one of {get_args(choices)}")

@@ -469,13 +469,13 @@ def test_paths_of_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("evaluate a --text b", "name two models: STUDENT TEACHER"),
         ("doctor", "name one or two models: STUDENT [TEACHER]"),
         ("render a.json", "name a model: FILE MODEL"),
-        ("render a.json bytes -m bytes", "name the model once, as argument or with --model"),
+        ("render a.json bytes -m bytes", "name the model only once (argument or --model)"),
         (
             f"build {BYTES} bytes",
-            "name the student model once, as argument or with --student-model",
+            "name the student model only once (argument or --student-model)",
         ),
-        (f"verify m.pt x {BYTES}", "name the student model once"),
-        ("build bytes bytes -t bytes", "name the teacher model once"),
+        (f"verify m.pt x {BYTES}", "name the student model only once"),
+        ("build bytes bytes -t bytes", "name the teacher model only once"),
         (f"convert {BYTES} m.pt", "name the output: xtok convert m.pt m.safetensors"),
         ("convert m.safetensors", "name the output: xtok convert m.safetensors m.pt"),
         ("convert a.pt b.pt -o c.pt", "name the output once, as OUTPUT or with --output"),
@@ -549,7 +549,7 @@ def test_glob_without_quotes_is_an_error_with_a_hint(cli: Cli, tmp_path: Path) -
         path.write_text("x")
     result = cli("build", "bytes", "bytes", "--text", *map(str, texts))
     assert result.returncode == 2
-    hint = "hint: quote a pattern of files, as --text '*.txt'; or run xtok build --help"
+    hint = "hint: put quotes around a glob, as in --text '*.txt'; or run xtok build --help"
     assert " ".join(result.stderr.split()).endswith(hint)
 
 
@@ -574,7 +574,10 @@ def test_the_output_is_checked_before_anything_is_loaded(cli: Cli, tmp_path: Pat
     (tmp_path / "a-file").touch()
     (tmp_path / "page.json").mkdir()
     for line in ("build ./no ./no", "reapply-exact no", "convert no"):
-        fails(cli(*line.split(), "--output", "a-file/map.pt"), "the output, a-file")
+        fails(
+            cli(*line.split(), "--output", "a-file/map.pt"),
+            "the output cannot be written: a-file is a file",
+        )
         fails(cli(*line.split(), "--output", "-"), "a stream")
     fails(cli("report", "no", "--output", "page.html", "--json"), "page.json is a folder")
     assert cli("convert", "no", "folder/").stderr.endswith("hint: name it folder.safetensors\n")

@@ -191,10 +191,12 @@ def test_a_user_who_is_not_root(small: Path, nobody: Any) -> None:
     build = "-m", "xtok", "build", "small.model", "bytes", "-o"
     kept = "finished.safetensors", "--skip-existing"
     assert works(run(*build, *kept)).stdout == "finished.safetensors\n"
-    fails(run(*build, *kept, "--top-k", "3"), "not writable", "path")
+    fails(run(*build, *kept, "--top-k", "3"), "not writable", "folder")
     assert works(run(*build, "own/map.safetensors")).stdout == "own/map.safetensors\n"
     works(run("-m", "xtok", "verify", "own/map.safetensors", "small.model", "bytes"))
-    fails(run(*build, "map.safetensors"), "the output, ., is not writable", "path")
+    fails(
+        run(*build, "map.safetensors"), "the output cannot be written: . is not writable", "folder"
+    )
     fails(run(*build, "new/map.safetensors"), "not writable")
     shutil.copy(folder / "finished.safetensors", folder / "own" / "roots.safetensors")
     fails(run(*build, "own/roots.safetensors"), "another user", "delete the file")

@@ -64,7 +64,7 @@ def test_the_model_is_an_argument_or_an_option(cli: Cli, tmp_path: Path) -> None
     assert [command.returncode for command in result] == [0, 0, 2, 2]
     assert json.loads(result[0].stdout) == json.loads(result[1].stdout) == ROW
     assert "name a model: FILE MODEL" in result[2].stderr
-    assert "name the model once, as argument or with --model" in result[3].stderr
+    assert "name the model only once (argument or --model)" in result[3].stderr
 
 
 # Reading

@@ -208,7 +208,7 @@ def test_arguments_of_a_map(tmp_path: Path) -> None:
                 {"function": {"name": "add", "arguments": {"a": "x", "b": "x"}}}
             ]
         else:
-            assert "row 0: a map contains a key twice" in error_of(
+            assert "row 0: a Parquet map contains a key twice" in error_of(
                 lambda: list(read_conversations(tmp_path / "a.parquet"))
             )
 

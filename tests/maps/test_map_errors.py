@@ -155,13 +155,13 @@ ERRORS: Errors = {
             "8389469 bytes, expected at most 8388608",
         ),
     ],
-    "name it map.safetensors, or map.txt/ if that is a folder": [
+    "name it map.safetensors, or map.txt/ for a folder": [
         (
             lambda: check_map_output("map.txt", or_folder=True),
             "the output map.txt does not end in .safetensors or .pt",
         ),
     ],
-    "name it Llama-3.2.safetensors, or Llama-3.2/ if that is a folder": [
+    "name it Llama-3.2.safetensors, or Llama-3.2/ for a folder": [
         (
             lambda: check_map_output("Llama-3.2", or_folder=True),
             "the output Llama-3.2 does not end in .safetensors or .pt",
@@ -173,10 +173,10 @@ ERRORS: Errors = {
     "name a file": [
         (lambda: check_map_output("-"), "the output - is a stream, not a file"),
     ],
-    "give a path in a folder": [
+    "choose another folder": [
         (
             lambda: check_map_output(f"{file('a-file')}/no/map.pt"),
-            "the folder of the output, a-file, is a file",
+            "the output cannot be written: a-file is a file, not a folder",
         ),
     ],
     "name a file in it": [

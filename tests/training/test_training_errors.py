@@ -153,10 +153,10 @@ ERRORS: Errors = {
             "since then",
         ),
     ],
-    "give a path in a folder": [
+    "choose another folder": [
         (
             lambda: transplanted(output=Path(file("new")) / "a"),
-            "the folder of the output, new, is a file",
+            "the output cannot be written: new is a file, not a folder",
         ),
     ],
     "pass one map per teacher, as map= of the trainer or of make_loss": [

@@ -31,7 +31,7 @@ class OptionDetails:
     """Details of an option, in addition to its name, type and default."""
 
     help: str
-    name: str | None = None  # name on the command line, if it differs from the parameter
+    name: str | None = None  # name on the command line, if it differs from the parameter's name
     short: str | None = None  # such as -k
     argument: str | None = None  # for a positional argument, its name in the help
     flag: bool = False  # flag without a --no- form
@@ -43,17 +43,20 @@ class OptionDetails:
     above: float | None = None  # exclusive limits
     below: float | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Other options and their values; True means any value. At least one of them is required."""
+    """Names and values of other options. The option requires at least one of these values.
+
+    True stands for any value.
+    """
     no_effect_with: Mapping[str, Any] = field(default_factory=dict)
     parser: Callable[[str], Any] | None = None
     autocompletion: Callable[[str], list[str]] | None = None  # default: choices or files
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
-    """Declare a field of a config or a parameter of a command. The default `...` means required.
+    """Declare a field of a config or a parameter of a command.
 
-    Configs must call this function or `top_k_option` directly, because the API reference parses
-    these calls.
+    If `default` is `...`, users must set the option. Configs must call this function or
+    `top_k_option` directly, because the API reference parses these calls.
     """
     return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
 
@@ -64,7 +67,7 @@ _types = functools.cache(get_type_hints)
 class Config:
     """Base class of all configs. Validates each value against its field."""
 
-    panel = MAKING  # default panel in the help
+    panel = MAKING  # panel of the help for options that declare no panel
 
     @classmethod
     def or_default(cls, config: Self | None) -> Self:
@@ -115,7 +118,7 @@ def _check_range(name: str, value: float, details: OptionDetails) -> None:
 
 
 def without_none(kind: Any) -> Any:
-    """Return the type `T` of `T | None`, or another type unchanged."""
+    """Return `T` for the type `T | None`. Other types are returned unchanged."""
     kinds = [k for k in get_args(kind) if k is not NoneType]
     return kinds[0] if NoneType in get_args(kind) else kind
 

@@ -1,7 +1,7 @@
 """Write files atomically, after early checks of the output path.
 
-xtok recognizes the files that it wrote by name, and deletes no others. A replaced file keeps its
-mode and owner. Cached files end with a digest.
+xtok deletes only its own files, which it recognizes by their names. A replaced file keeps its mode
+and owner. Cached files end with a digest.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def check_output(
     *,
     or_folder: bool = False,
 ) -> Path:
-    """Check that a file can be written, and return its path. Call this before any long work.
+    """Check that a file can be written, and return its path.
 
-    The file's folder can be missing. Errors refer to the file as `noun`.
+    Call this function before any long work. The file's folder can be missing. Error messages call
+    the file `noun`.
     """
     target = Path(os.path.realpath(path)) if Path(path).is_symlink() else Path(path)
     problem, hint = "", "give another path"
@@ -52,7 +53,7 @@ def check_output(
         stem = target.stem if target.suffix[1:].isalpha() else target.name  # Llama-3.2: no suffix
         hint = f"name it {target.with_name((stem or 'map') + suffixes[0])}"
         if or_folder and not target.exists():
-            hint += f", or {target}{os.sep} if that is a folder"
+            hint += f", or {target}{os.sep} for a folder"
     elif target.exists() and not target.is_file():
         problem = "is not a regular file"
     else:
@@ -109,13 +110,13 @@ def _check_folder(target: Path, noun: str) -> None:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        problem, hint = "is a file", "give a path in a folder"
+        problem, hint = "is a file, not a folder", "choose another folder"
     elif not os.access(folder, os.W_OK | os.X_OK):
-        problem, hint = "is not writable", "change its permissions, or give a path elsewhere"
+        problem, hint = "is not writable", "change its permissions, or choose another folder"
     else:
         return
     raise _in_cache(target, f"{folder} {problem}") or OutputError(
-        f"the folder of the {noun}, {folder}, {problem}", hint=hint
+        f"the {noun} cannot be written: {folder} {problem}", hint=hint
     )
 
 
@@ -124,7 +125,7 @@ def _in_cache(target: Path, reason: str) -> OutputError | None:
         return None
     return OutputError(
         f"the cache folder {cache_folder()} is not writable: {reason}",
-        hint="set XTOK_CACHE_DIR to a writable folder, or give a path",
+        hint="set XTOK_CACHE_DIR to a writable folder, or give another path",
     )
 
 
@@ -136,7 +137,7 @@ def other_file(path: Path, why: str) -> OutputError:
 
 
 def write(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write one file, as in `write_all`."""
+    """Write one file, or raise an `OutputError` and leave the existing file unchanged."""
     write_all({target: parts})
 
 
@@ -154,14 +155,15 @@ def write_all(contents: Mapping[Path, Iterable[bytes | memoryview]]) -> None:
 def atomic_output(target: Path) -> Iterator[Path]:
     """Yield a temporary path next to the target, and rename it to the target at the end.
 
-    The new file has the mode and owner of an existing target. After an error, it is deleted.
+    The new file has the mode and owner of an existing target. After an error, the temporary file is
+    deleted.
     """
     temporary = target.with_name(f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}.tmp")
     with _writing(target), parents_of(target):
         _remove_stale(target)
         before = target.stat() if target.exists() else None
         try:
-            mode = 0o666 if before is None else 0o600  # private until `_like` copies the mode
+            mode = 0o666 if before is None else 0o600  # `_like` copies the mode later
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield temporary
             with temporary.open("rb+") as file:
@@ -176,7 +178,10 @@ def atomic_output(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces the target at the end, as in `atomic_output`."""
+    """Yield a temporary folder next to the target, and replace the target with it at the end.
+
+    After an error, the temporary folder is deleted and the target is unchanged.
+    """
     stem = f".{shorten_name(target.name, 200)}.{secrets.token_hex(6)}"
     temporary, before = (target.with_name(stem[:-1] + end + ".tmp") for end in "01")
     with _writing(target), parents_of(target):
@@ -210,7 +215,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _like(path: Path, status: os.stat_result) -> None:
-    now = path.stat()  # some file systems reject changes, even to the same value
+    now = path.stat()  # some file systems reject `chown` and `chmod`, even without a change
     if (now.st_uid, now.st_gid) != (status.st_uid, status.st_gid):
         os.chown(path, status.st_uid, status.st_gid)
     if now.st_mode != status.st_mode:
@@ -246,11 +251,11 @@ def parents_of(target: Path) -> Iterator[None]:
 def locked(
     target: Path, *, timeout: float, note: Note, busy: XtokError | None = None
 ) -> Iterator[None]:
-    """Hold a lock while a block writes `target`. Only one process at a time writes the block.
+    """Hold a lock while the `with` block writes `target`.
 
-    After `timeout` seconds, and on file systems without locks, the block runs without the lock. It
-    must therefore write the file atomically and deterministically. If another process holds the
-    lock, the error `busy` is raised if it is given.
+    If another process holds the lock, raise the error `busy`. If `busy` is None, wait. After
+    `timeout` seconds, and on file systems without locks, the block runs without the lock.
+    Therefore, it must write the file atomically and deterministically.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, expected a number of seconds")
@@ -277,7 +282,7 @@ def locked(
             yield
         finally:
             if lock.is_locked:
-                Path(lock.lock_file).unlink(missing_ok=True)  # a waiting process makes a new file
+                Path(lock.lock_file).unlink(missing_ok=True)  # waiting processes create it again
                 lock.release()
 
 

@@ -14,11 +14,11 @@ from xtok._lib.shards import Shard
 from xtok.errors import XtokError
 
 BLOCK_BYTES = 1 << 17
-_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # do not occur in text
+_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # control characters of binary files
 MAX_TEXT_BYTES = 1 << 26
 """Maximum decompressed size of a file in `read_small`."""
 
-_ZEROS = 4  # a text is probably UTF-16 if more than one of 4 bytes is zero
+_ZEROS = 4  # if more than one byte in 4 is zero, a text is probably UTF-16
 
 
 class LineOffset(NamedTuple):
@@ -70,11 +70,11 @@ def json_lines(
 ) -> Iterator[FileRow]:
     """Yield the values of the lines that begin in a shard. Empty lines are skipped.
 
-    The error about a line that is not JSON has `hint` and `parameter`. `strict` rejects unpaired
+    If a line is not JSON, the error contains `hint` and `parameter`. `strict` rejects unpaired
     surrogates.
     """
     with shard.path.open("rb", BLOCK_BYTES) as raw:
-        file = decompressed(raw, shard.path)  # keep it, because a deleted zstd reader closes `raw`
+        file = decompressed(raw, shard.path)  # keep a reference: a deleted reader closes `raw`
         for offset, line in lines(shard, file, MAX_ROW_BYTES + 1):
             location = LineOffset(shard.path, offset)
             if len(line) > MAX_ROW_BYTES:
@@ -99,12 +99,12 @@ def too_long(location: object) -> XtokError:
 
 
 def read_text(path: Path, noun: str) -> str:
-    """Return the text of a small UTF-8 file. Errors refer to the file as `noun`."""
+    """Return the text of a small UTF-8 file. Error messages call the file `noun`."""
     return decode(LineOffset(path, 0), read_small(path, noun))
 
 
 def read_small(path: Path, noun: str) -> bytes:
-    """Return the decompressed contents of a small file. Errors refer to the file as `noun`."""
+    """Return the decompressed contents of a small file. Error messages call the file `noun`."""
     with reading(path, noun), path.open("rb") as raw:
         data: bytes = decompressed(raw, path).read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:

@@ -104,6 +104,6 @@ def decompressed(raw: Any, path: Path) -> Any:
     else:  # unlike the package zstandard, pyarrow reports a truncated frame
         content = io.BufferedReader(need("pyarrow", path).CompressedInputStream(raw, "zstd"))
     if again := compression_of(content, path):
-        problem = f"{path} is compressed twice, the second time with {again}"
+        problem = f"{path} is compressed twice: decompression gives another {again} file"
         raise XtokError(problem, hint="decompress one layer; .gz and .zst are supported")
     return content

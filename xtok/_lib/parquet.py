@@ -1,4 +1,4 @@
-"""Read Parquet files of other programs, with few types and limited memory.
+"""Read Parquet files of other programs, with limited memory.
 
 28 kB of Parquet can expand to 7 GB, so this module checks the size of a page before it decompresses
 the page. Strings within lists stay dictionary-encoded until the size of the row is known. pyarrow's
@@ -18,7 +18,7 @@ from xtok._lib.opening import MAX_ROW_BYTES, compression_of, need
 from xtok.errors import MALFORMED, XtokError
 
 BATCH_BYTES = 1 << 28
-_TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types that can be dictionaries
+_TEXTS = ("STRING", "NONE", "ENUM", "JSON", "BSON")  # logical types read with `read_dictionary`
 
 
 class ParquetTable:
@@ -33,7 +33,7 @@ class ParquetTable:
         with path.open("rb") as raw:
             if compression := compression_of(raw, path):
                 raise XtokError(
-                    f"{path} is a Parquet file inside {compression} compression",
+                    f"{path} is a Parquet file that is compressed with {compression}",
                     hint="decompress the file first; Parquet compresses its own pages",
                 )
         columns = parquet.ParquetFile(self._file()).schema
@@ -42,7 +42,7 @@ class ParquetTable:
         self._parquet = parquet.ParquetFile(
             self._file(),
             read_dictionary=[x.path for x in nested if x.logical_type.type in _TEXTS],
-            buffer_size=1 << 20,  # read a column of a row group piece by piece
+            buffer_size=1 << 20,  # read the columns of a row group in blocks of 1 MiB
             page_checksum_verification=True,
         )
         stored = self._parquet.schema_arrow
@@ -54,7 +54,7 @@ class ParquetTable:
         return self._arrow.OSFile(os.fsencode(self._path))  # pyarrow encodes a str as UTF-8
 
     def _cast_type(self, kind: Any) -> Any:
-        """Replace the variants of strings, bytes and lists in a type by the usual types."""
+        """Replace variants of types by the usual types, for example `large_string` by `string`."""
         arrow, types = self._arrow, self._arrow.types
         if types.is_dictionary(kind):
             return self._cast_type(kind.value_type)
@@ -84,10 +84,10 @@ class ParquetTable:
         *,
         max_values: int | None = None,
     ) -> Iterator[tuple[list[str], Any]]:
-        """Yield record batches, each with its rows' locations for errors, such as `FILE, row 3`.
+        """Yield batches: the locations of the rows, such as `FILE, row 3`, and the record batch.
 
-        A batch has up to 256 rows, or approximately `max_values` values in its longest column. A
-        row of more than `MAX_ROW_BYTES` is an error.
+        A batch has up to 256 rows, or approximately `max_values` values in its longest column. If a
+        row is larger than `MAX_ROW_BYTES`, an error is raised.
         """
         row = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:
@@ -203,10 +203,10 @@ def python_values(values: Any, locations: Sequence[object]) -> list[Any]:
         return _without_null_fields(values.to_pylist(maps_as_pydicts="strict"), values)
     except UnicodeDecodeError:
         raise
-    except (KeyError, ValueError) as error:  # within a struct, pyarrow raises it as a `ValueError`
+    except (KeyError, ValueError) as error:  # pyarrow raises `ValueError` for a map in a struct
         if len(values) == 1:
-            problem = f"{locations[0]}: a map contains a key twice"
-            raise XtokError(problem, hint="write each key of a map once") from error
+            problem = f"{locations[0]}: a Parquet map contains a key twice"
+            raise XtokError(problem, hint="write each key of a map only once") from error
     rows = [(values[i : i + 1], locations[i : i + 1]) for i in range(len(values))]
     return [value for row in rows for value in python_values(*row)]
 
@@ -237,8 +237,9 @@ def parquet_writer(file: Any, schema: Any, **options: Any) -> Any:
     )
 
 
-# Parquet's metadata: https://github.com/apache/parquet-format/blob/master/src/main/thrift,
-# in Thrift's compact protocol. A struct is a dict from field numbers to values.
+# Reader of Parquet's metadata, which is stored in Thrift's compact protocol. The functions return a
+# struct as a dict from field numbers to values. The numbers are defined in
+# https://github.com/apache/parquet-format/blob/master/src/main/thrift
 
 
 def _map_file(path: Path) -> mmap.mmap:
@@ -248,18 +249,22 @@ def _map_file(path: Path) -> mmap.mmap:
 
 @lru_cache(maxsize=4)
 def _row_groups(path: Path, size: int, changed: int) -> list[dict[int, Any]]:
-    # Size and time identify the contents in the cache's key.
+    # `size` and `changed` make the cache read a changed file again.
     with _map_file(path) as data:
         start = size - 8 - int.from_bytes(data[size - 8 : size - 4], "little")
         groups: list[dict[int, Any]] = _decode(data, start)[0][4]
         return groups
 
 
-_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # sizes of values to skip: booleans, a byte, a double
+_SIZES = {1: 0, 2: 0, 3: 1, 7: 8}  # types to skip and their bytes: True, False, byte, double
 
 
 def _decode(data: Any, at: int, kind: int = 12) -> tuple[Any, int]:
-    """Decode the value at an offset, by default a struct. Return the value and its end offset."""
+    """Decode the value at an offset. The default `kind` is a struct.
+
+    Returns:
+        the value, and the offset of the byte after the value.
+    """
     if kind in _SIZES:
         return None, at + _SIZES[kind]
     if kind in (4, 5, 6):

@@ -30,7 +30,7 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
 
 
 def parse_json_field(text: str, field: str, hint: str) -> Any:
-    """Parse a field that contains JSON as a string. Errors name the field and contain `hint`."""
+    """Parse a string field that contains JSON. Errors name the field and contain `hint`."""
     try:
         return parse_json(text)
     except ValueError as error:

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 
 def offsets_of(sizes: Any) -> NDArray[np.int64]:
-    """Return the offsets of consecutive parts with these sizes, `[parts + 1]`, int64.
+    """Return the start of each part and the end of the last part, for parts with these sizes.
+
+    The offsets are int64, `[parts + 1]`.
 
     >>> offsets_of([2, 0, 3]).tolist()
     [0, 2, 2, 5]

@@ -23,8 +23,8 @@ def read_rows(
     """Yield the rows of a shard. The same data gives the same rows in all formats.
 
     A `json` shard contains JSON Lines, one row, or an array of rows. A list of messages is one row.
-    The error about text that is not JSON has `hint` and `parameter`. If `columns` is given, the
-    other columns of a Parquet file have the value True.
+    If the text is not JSON, the error contains `hint` and `parameter`. If `columns` is given, only
+    these columns of a Parquet file are read, and all other values are True.
     """
     with reading(shard.path):
         if shard.format == "parquet":

@@ -36,7 +36,7 @@ _BEFORE_JSON = b" \t\r\n" + codecs.BOM_UTF8
 class Shard(NamedTuple):
     """A part of a file: the lines that begin in a range of bytes, or Parquet row groups.
 
-    Without `stop`, the part ends with the file.
+    If `stop` is None, the part ends at the end of the file.
     """
 
     path: Path

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool with PyTorch's number of threads. PyTorch uses one core in each thread.
+    """Yield a pool with PyTorch's number of threads.
 
-    This includes the calling thread, so results do not depend on the number of threads.
+    Inside the context, each thread computes on one core, including the calling thread. Therefore,
+    results do not depend on the number of threads.
     """
     import torch
 

@@ -21,7 +21,10 @@ from xtok.errors import XtokError
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
-    """Return the Typer app with these commands, or only with the commands' descriptions."""
+    """Return the Typer app with these commands.
+
+    With `only_described`, the app can print the overview, but it cannot run commands.
+    """
     app = typer.Typer(
         name="xtok",
         help="Distil between models with different tokenizers: build byte-exact event maps and "
@@ -89,14 +92,14 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
             hint = f"put -- before a text or token that begins with a dash; or {hint}"
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
         if extra and Path(extra[1]).is_file():  # the shell expanded an unquoted --text *.txt
-            hint = f"quote a pattern of files, as --text '*{Path(extra[1]).suffix}'; or {hint}"
+            hint = f"put quotes around a glob, as in --text '*{Path(extra[1]).suffix}'; or {hint}"
         console.print_error(XtokError(message, hint=hint))
         raise typer.Exit(error.exit_code) from error
 
 
 def program() -> None:
     """Run the command line."""
-    if "_XTOK_COMPLETE" in os.environ:  # otherwise, fish offers each line of a wrapped help text
+    if "_XTOK_COMPLETE" in os.environ:  # fish would offer each line of a wrapped help text
         os.environ["COLUMNS"] = "10000"
         return run(make_app())
     first, second = (*sys.argv[1:3], "", "")[:2]

@@ -44,7 +44,7 @@ def align(
         "num_correct, num_one_to_one, student_unaligned, teacher_unaligned"
     ),
 ) -> None:
-    """Show how two tokenizers split a text, and the chunks that both have in common.
+    """Show how two tokenizers split a text, and which tokens cover the same bytes.
 
     Example: xtok align meta-llama/Llama-3.2-1B Qwen/Qwen3-8B 'In 2012, 201 of them'
     """

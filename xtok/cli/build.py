@@ -28,7 +28,7 @@ def build(
     text: list[str] = options.text_option("Text from which the map's weights are counted: "),
     field: str = options.TEXT_FIELD,
     initial_projection_path: Path | None = options.map_option(
-        "Map of the same pair, to smooth the counts. Default: a map counted on synthetic text.",
+        "Map of the same pair that smooths the counts. Default: a map counted on synthetic text.",
         needs={"text": True},
         panel=TEXT,
     ),
@@ -51,7 +51,7 @@ def build(
     student_id, teacher_id = map(model_id, names)
     own_name = build_name(student_id, teacher_id, config, loss=for_loss, texts=text)
     path = output.path((None if for_loss else nemo_name(context, names, config)) or own_name)
-    if not (existing.skip_existing and path.is_file()):  # an existing map may be kept
+    if not (existing.skip_existing and path.is_file()):  # the existing map may be kept
         output.check()
     initial, pair = models.with_initial(initial_projection_path, map_options)
     projection = existing.get_map(

@@ -46,7 +46,7 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
             printed = now
             left = (now - start) * max(total - num_done, 0) / max(num_done, 1)
             share = f"{min(num_done / total, 1):.0%}"
-            if num_done >= total / 100:  # estimates before this are too noisy
+            if num_done >= total / 100:  # earlier estimates are too inaccurate
                 time_left = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
                 share += f", about {time_left} left"
             with suppress(OSError, ValueError):  # stderr is closed

@@ -20,8 +20,8 @@ def doctor(
     ),
     teacher: str | None = option(None, "The teacher, to check the pair.", argument="[TEACHER]"),
     text: list[str] = options.text_option(
-        "Measure the pair on this text or these conversations, and compare the encoding of the "
-        "first rows with the models' own libraries (requires two models): ",
+        "Measure the pair on this text or these conversations, and check that the models' own "
+        "libraries give the same ids for the first rows (requires two models): ",
         needs={"teacher": True},
     ),
     field: str = options.TEXT_FIELD,
@@ -35,8 +35,8 @@ def doctor(
     ),
     tools: bool = option(
         False,
-        "Fail (instead of warn) if the chat template rewrites earlier turns after a tool result. "
-        "Training on tool calls requires unchanged turns.",
+        "Report an error instead of a warning if the chat template rewrites earlier turns after a "
+        "tool result. Training on tool calls requires unchanged turns.",
         flag=True,
     ),
     json: bool = options.json_option("tokenizers, pair, advice, pair_checks, server"),

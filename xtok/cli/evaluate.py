@@ -13,7 +13,7 @@ from xtok.maps.map_arguments import name_notes
 def evaluate(
     *,
     arguments: list[str] = options.map_option(
-        "Map files of one pair to compare, then the two models: " + options.MODEL,
+        "One or more map files of the same pair, then the two models: " + options.MODEL,
         ...,
         argument="MAP... STUDENT TEACHER",
         parser=full_path,

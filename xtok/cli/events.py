@@ -38,7 +38,7 @@ def events(
     student_id, teacher_id = map(model_id, models.both())
     kind = "spellings" if for_loss == "csd" else "events"
     path = options.output_path(output, names.default_name(student_id, teacher_id, kind))
-    if not (existing.skip_existing and path.is_file()):  # an existing map may be kept
+    if not (existing.skip_existing and path.is_file()):  # the existing map may be kept
         map_class = xtok.SpellingMap if for_loss == "csd" else xtok.EventMap
         check_map_output(path, map_class.SUFFIXES, or_folder=True)
     if path.suffix == ".pt":

@@ -45,8 +45,8 @@ def inspect(
 ) -> None:
     """Show an overview of a map, some of its rows, or its differences from another map.
 
-    If the models are given, the command also spells tokens in the tokens of the other model. For
-    an event map, it shows the tokens that share an event. For a spelling map, it shows the
+    If both models are given, the command also shows how the other model spells each token. For an
+    event map, the command shows the tokens that share an event. For a spelling map, it shows the
     spellings of tokens.
 
     Example: xtok inspect map.safetensors 201 ' the'

@@ -28,12 +28,13 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "teacher_model": ("teacher", "-t"),
     "model": ("model_argument", "-m"),
 }
-"""Options for models that are usually arguments: the argument's name, and the short option."""
+"""Options that set a model argument: the name of the argument, and the short option."""
 
 _OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
 
-# NeMo-RL's option → xtok's options with their values. `...` is the typed value, and None is xtok's
-# default. They apply to commands that replace NeMo-RL's tools and have all of these options.
+# NeMo-RL's option → the xtok options that it sets, with their values. `...` stands for the typed
+# value, and None for xtok's default. A command that replaces a NeMo-RL tool accepts an alias if the
+# command has all options that the alias sets.
 ALIASES: Mapping[str, Mapping[str, Any]] = {
     "enable_scale_trick": {"scale_trick": True},
     "disable_scale_trick": {"scale_trick": False},
@@ -54,13 +55,14 @@ ALIASES: Mapping[str, Mapping[str, Any]] = {
 
 _MATCHING = "multitoken", "build", "reapply-exact"
 
-# Options without a counterpart: the commands that accept them, the only valid value, the reason.
+# NeMo-RL options without a counterpart in xtok: the commands that accept them, the only valid
+# value, and the reason.
 FIXED: Mapping[str, tuple[Collection[str], str, str]] = {
     "keep_top_tokens": (["generate"], "-1", "generate always uses all tokens"),
     "special_token_top_k": (_MATCHING, "1", "a special token has one counterpart"),
 }
 
-# This tool ignores the options of the preceding step, and writes next to its input.
+# This command ignores the options of the preceding step, and writes next to its input.
 _IGNORING = "reapply-exact"
 
 # File names (without suffix) of NeMo-RL's tools that write to a folder.
@@ -71,12 +73,13 @@ _NAMES: Mapping[str, str] = {
 }
 _FOLDER = "cross_tokenizer_data"
 
-# Options with the same name in both programs that only NeMo-RL command lines usually contain.
+# Options with the same name in NeMo-RL and xtok. xtok users rarely need them, so a command line
+# that contains one is treated as a NeMo-RL command line.
 _TYPICAL = {"multitoken": "num_examples"}
 
 
 def nemo_options(command: str, options: Collection[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the NeMo-RL options of a command, with the xtok options that get the values."""
+    """Yield the NeMo-RL options of a command, and the xtok option that receives the value."""
     is_tool = command in (*_NAMES, _IGNORING, "sort-cut")
     for name, sets in ALIASES.items() if is_tool else ():
         if name not in options and (command == _IGNORING or sets.keys() <= {*options}):
@@ -138,7 +141,7 @@ class Command(TyperCommand):
     def _parse(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:  # Typer's validator words this differently
+        except typer.BadParameter as error:  # shorten the message of Typer's validator
             message, _, _ = error.message.removeprefix("Value error, ").partition(", unable to")
             error.message = message.replace("Input should be", "must be", 1)
             raise
@@ -148,7 +151,7 @@ class Command(TyperCommand):
         help.print_command(self, ctx, rare=help.ALL in ctx.meta)
 
     def _set_models(self, ctx: Any, models: Mapping[str, str]) -> None:
-        """Set model arguments from NeMo-RL's options. Typed arguments fill the rest."""
+        """Set model arguments from NeMo-RL's options, and the others from the typed arguments."""
         if "arguments" in ctx.params:  # MAP... STUDENT TEACHER
             ctx.params["arguments"] = [*ctx.params["arguments"], *models.values()]
             return
@@ -158,7 +161,7 @@ class Command(TyperCommand):
         free = [name for name in arguments if name not in by_argument]
         if by_argument and len(typed) > len(free):
             name = next(iter(models))
-            problem = f"name the {name.replace('_', ' ')} once, as argument or with {_flag(name)}"
+            problem = f"name the {name.replace('_', ' ')} only once (argument or {_flag(name)})"
             raise typer.BadParameter(problem, ctx=ctx)
         if by_argument:
             moved = dict(zip(free, typed, strict=False))
@@ -219,7 +222,7 @@ def nemo_name(context: typer.Context, models: tuple[str, str], config: Any) -> s
 
 
 def clean_name(model: str) -> str:
-    """Shorten a model's name like NeMo-RL's tools.
+    """Shorten a model's name in the same way as NeMo-RL's tools.
 
     >>> clean_name("models/Qwen3-4B-Base"), clean_name("mistral-v3.model")
     ('Qwen3', 'mistral-vodel')
@@ -231,7 +234,7 @@ def clean_name(model: str) -> str:
 
 
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
-    """Return the file name of a refined map. The names of `.pt` files end as in NeMo-RL."""
+    """Return the file name of a refined map. A `.pt` file gets the same suffix as in NeMo-RL."""
     if source.suffix != ".pt":
         return map_name(projection, stage)
     if stage == "reapply-exact":

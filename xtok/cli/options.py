@@ -64,7 +64,7 @@ BACK_MAP_FILE = map_option(
 
 
 def get_back_map(pair: Pair, path: Path | None) -> Path | ProjectionMap:
-    """Return `path`, or if it is None, the default map from the teacher to the student."""
+    """Return the map from the teacher to the student: `path`, or the default map."""
     if path is not None:
         return path
     notes = list[str]()
@@ -306,8 +306,8 @@ def output_option(default: str, file: str = ".safetensors, or NeMo-RL's .pt") ->
 def output_path(output: str | None, name: str, refined: Path | None = None) -> Path:
     """Return the path of the output file. If `output` is a folder, the file is called `name`.
 
-    A path that does not exist is a folder if it ends in a slash or has no suffix. The default is
-    the folder of the input `refined`, or the current folder.
+    A path that does not exist is a folder if it ends in a slash or has no suffix. If `output` is
+    None, the file is written next to the input `refined`, or in the current folder.
     """
     if output is None:
         return Path(name) if refined is None or not refined.is_file() else refined.with_name(name)
@@ -381,7 +381,7 @@ def print_written(reports: Sequence[StageReport], *paths: Path, json: bool) -> N
 
 
 def print_map(any_map: AnyMap, path: Path, *, json: bool, loss: Any = None) -> None:
-    """Report a written map. For a `.pt`, also print NeMo-RL's configuration."""
+    """Report a written map. For a `.pt` file, also print NeMo-RL's configuration."""
     from xtok.maps.convert import nemo_overrides
 
     print_written(any_map.reports, *any_map.files(path), json=json)
@@ -433,7 +433,7 @@ class RefinedMap(Output):
     output: str | None = output_option("a file next to the input, in the same format.")
 
     def source(self) -> Path:
-        """Return the path of the input. A usage error unless there is exactly one input."""
+        """Return the path of the input. Raise a usage error unless there is exactly one input."""
         paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
         if len(paths) != 1:
             which = "one map" if paths else "a map"

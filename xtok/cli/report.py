@@ -16,8 +16,7 @@ from xtok.maps.map_arguments import name_notes
 def report(
     *,
     arguments: list[str] = options.map_option(
-        "A map file, or two map files of one pair to compare; then the two models: "
-        + options.MODEL,
+        "A map file, or two map files of the same pair; then the two models: " + options.MODEL,
         ...,
         argument="MAP... [STUDENT TEACHER]",
         parser=full_path,
@@ -31,10 +30,11 @@ def report(
     ),
     map_options: options.MapOptions,
 ) -> None:
-    """Write an HTML page about a map, with suitable losses, rows, token classes and a search.
+    """Write an HTML page about a map.
 
-    If the models are given, the page also shows sentences in both tokenizations. With --text, it
-    shows the map's quality and a verdict.
+    The page lists suitable losses, rows and token classes, and has a search for tokens. If the
+    models are given, the page also shows sentences in both tokenizations. With --text, it shows the
+    map's quality and a verdict.
 
     Example: xtok report map.safetensors -o report.html
     """

@@ -94,7 +94,7 @@ def _scratch_file() -> IO[bytes]:
 def _show_printed(file: IO[bytes]) -> None:
     file.seek(0)
     lines = [line for line in file.read(100_000).decode(errors="replace").split("\n") if line]
-    more = [f"and {len(lines) - _MAX_LINES} lines or more"] if len(lines) > _MAX_LINES else []
+    more = [f"at least {len(lines) - _MAX_LINES} more lines"] if len(lines) > _MAX_LINES else []
     for line in lines[:_MAX_LINES] + more:
         print_note(f"a library printed: {shorten(printable(line))}")
 

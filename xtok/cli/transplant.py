@@ -35,8 +35,8 @@ def transplant(
     ),
     shrink: float = option(
         DEFAULT_SHRINK,
-        "Share of the mean of all rows in each of these new rows. If the head is separate from the "
-        "input embeddings, only the head is changed.",
+        "Share of the mean of all rows in each row that --init computes. If the head is separate "
+        "from the input embeddings, only the head is changed.",
         min=0,
         max=1,
         panel=MAIN,

@@ -18,9 +18,9 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold re
 
 @contextmanager
 def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
-    """Yield a console. At the end, write its text to stdout or with `write`.
+    """Yield a console, and at the end write its text to stdout or pass it to `write`.
 
-    If a pipe is closed, Rich itself would exit with 1.
+    The console does not write to stdout itself, because Rich exits with 1 if a pipe is closed.
     """
     console = Console(file=result_stream(), highlight=False)
     with console.capture() as captured:
@@ -36,7 +36,7 @@ def print_all(parts: Iterable[RenderableType]) -> None:
 
 
 _PADDING = re.compile(r" +(?=(\x1b\[0m)?$)", re.MULTILINE)
-"""Spaces at the end of lines, which Rich adds to captions."""
+"""Matches the spaces that Rich adds to the ends of lines in captions."""
 
 
 def new_table(

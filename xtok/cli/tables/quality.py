@@ -86,7 +86,7 @@ def _map_rows(
         for m in measures
     }
     for label in ("recipe", "floor"):
-        numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # several if the cuts differ
+        numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # values depend on `top_k`
         for map_number, views in losses.items():
             values = tuple(f"{getattr(view, label):.3f}" for view in views)
             numbers_by_cells.setdefault(values, []).append(map_number)
@@ -129,7 +129,7 @@ def _classes(evaluation: Evaluation, map_numbers: Mapping[str, str]) -> Table:
     names = list(map_numbers)[:4]
     by_map = [[c for c in evaluation.classes if c.name == n] for n in names]
     references = {tuple(c.reference for c in classes) for classes in by_map}
-    if len(references) > 1:  # the maps have different cuts
+    if len(references) > 1:  # the maps have different `top_k`
         reference += f" of {map_numbers[names[0]]}"
     rows = []
     for group in zip(*by_map, strict=True):

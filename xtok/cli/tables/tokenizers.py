@@ -59,7 +59,7 @@ def _checks(tokenizer: TokenizerDiagnosis) -> Table:
 def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
     share = f"{pair.shared:,} of the student's ids, {percent(pair.student_share)}; "
     share += f"{pair.vocabulary.both:,} different byte strings"
-    ids = "all ids are the same token on both sides"
+    ids = "each id is the same token on both sides"
     if pair.differing:
         ids = f"{pair.differing:,} differ: {', '.join(pair.differing_examples)}"
     is_one_family = pair.differing < pair.num_ids / 2
@@ -81,8 +81,8 @@ def _pair(pair: PairFacts, checks: Sequence[Check]) -> Table:
 
 def _on_text(text: TextFacts) -> Table:
     caption = (
-        "uncertainty: conditional entropy of the other side's token at a shared boundary, which is "
-        "the minimum for a map in this direction. leak: share of boundaries with different "
+        "uncertainty: conditional entropy of the other side's token at a shared boundary. No map "
+        "in this direction has a lower cross-entropy. leak: share of boundaries with different "
         "events."
         + "".join(f" {note[:1].upper()}{note[1:]}." for note in short_text_notes(text.num_bytes))
     )
