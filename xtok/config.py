@@ -310,7 +310,7 @@ class ServeConfig(ChatTemplates):
     candidates: int | None = option(
         None,
         f"Candidates per token to request from the teacher. Default: {DEFAULT_CANDIDATES}, or the "
-        "maximum of its server. If a client asks for more, xtok requests more.",
+        "maximum of the teacher's server. If a client asks for more, xtok requests more.",
         short="-k", min=MIN_CANDIDATES, max=MAX_ENTRIES, panel=LIMITS,
     )  # fmt: skip
     chat: bool = option(

@@ -42,7 +42,7 @@ def convert(
         default_target = local.with_suffix(".safetensors" if map_path.suffix == ".pt" else ".pt")
         raise typer.BadParameter(f"name the output: xtok convert {map_path} {default_target}")
     if None not in (target, output):
-        raise typer.BadParameter("name the output once, as OUTPUT or with --output")
+        raise typer.BadParameter("name the output only once (OUTPUT or --output)")
     path = check_map_output(target or output or "")
     any_map, _ = models.with_map(map_options.load_any(map_path, normalize=normalize))
     xtok.convert(any_map, path)

@@ -36,9 +36,9 @@ def inspect(
     ),
     field: str = options.TEXT_FIELD,
     json: bool = options.json_option(
-        "student, teacher, and for an overview method, history, rows_by_kind, examples and more; "
-        "for rows: rows, rows_matching; with --against: rows, rows_that_differ, rows_of_other_top, "
-        "mean_distance, weighted_by_text, examples"
+        "student, teacher; for an overview, also: method, history, rows_by_kind, examples and "
+        "more; for rows: rows, rows_matching; with --against: rows, rows_that_differ, "
+        "rows_of_other_top, mean_distance, weighted_by_text, examples"
     ),
     models: options.ModelOptions,
     map_options: options.MapOptions,

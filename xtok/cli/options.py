@@ -437,7 +437,7 @@ class RefinedMap(Output):
         paths = [p for p in (self.map_path, self.initial_projection_path) if p is not None]
         if len(paths) != 1:
             which = "one map" if paths else "a map"
-            raise typer.BadParameter(f"name {which}, as MAP or with --initial-projection-path MAP")
+            raise typer.BadParameter(f"name {which} (MAP or --initial-projection-path MAP)")
         return paths[0]
 
     def path(self, name: str) -> Path:

@@ -47,8 +47,9 @@ def project(
 ) -> None:
     """Convert a teacher's stored log-probabilities to log-probabilities of the student's tokens.
 
-    If the file has a column messages or text, the student's tokenizer encodes its texts. Otherwise,
-    it encodes the text of the teacher's ids. An interrupted run resumes where it stopped.
+    If the file has a column `messages` or `text`, the student's tokenizer encodes this column.
+    Otherwise, it encodes the text of the teacher's ids. An interrupted run resumes where it
+    stopped.
 
     Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet
     """

@@ -90,8 +90,8 @@ def _classes(coverage: Sequence[ClassCoverage]) -> Table:
         rows.append((class_label(c.token_class), *cells))
     heads = "class", "rows", "exact", "entries", "slot", "teacher", "unused"
     caption = (
-        "entries: per non-empty row, without slots; slot: weight on slots; unused: teacher "
-        "tokens that occur in no row"
+        "entries: mean per non-empty row, without slots. slot: share of the weight on slots. "
+        "unused: teacher tokens that occur in no row."
     )
     return new_table(*heads, rows=rows, right=range(1, 7), caption=caption)
 
