@@ -37,7 +37,7 @@ def nemo_values(name: str) -> dict[str, NDArray[Any]]:
 
 def alignment(
     student: Any, teacher: Any, valid: Any = None, correct: Any = None
-) -> ShiftedAlignment:
+) -> ShiftedAlignment[torch.Tensor]:
     """Return the alignment of positions; a chunk at position 0 may begin with token 0."""
 
     s, t = torch.as_tensor(student), torch.as_tensor(teacher)

@@ -252,7 +252,7 @@ def _free(device: str) -> float:
     return int(line.split()[1]) * 1024.0
 
 
-def make_alignment(positions: int, device: str) -> ShiftedAlignment:
+def make_alignment(positions: int, device: str) -> ShiftedAlignment[torch.Tensor]:
     """Return chunks of one to three positions on either side."""
     random = np.random.default_rng(1)
     ids = [np.repeat(np.arange(positions), random.integers(1, 4, positions)) for _ in range(2)]

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader
 
 from xtok import ProjectionModule, Tokenizer, XtokError, load_tokenizer, read_samples
 from xtok.training import (
+    Batch,
     DistillationCollator,
     Head,
     LossTerms,
@@ -56,7 +57,7 @@ def losses_of(
     student: Any,
     teachers: Sequence[Any],
     heads: Sequence[Head | None],
-    batch: dict[str, Any],
+    batch: Batch,
     objective: Objective,
     how: str,
 ) -> LossTerms:

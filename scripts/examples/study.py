@@ -373,7 +373,7 @@ def bits(
     device = next(model.parameters()).device
     found = []
     for text, context in zip(texts, read or [""] * len(texts), strict=True):
-        batch = prepare(collate([text]), device)
+        batch: Any = prepare(collate([text]), device)
         first = int(collate.bos)
         batch["targets"][:, :first] = IGNORED
         ids = torch.from_numpy(collate.student.encode(context).ids)[None].to(device)

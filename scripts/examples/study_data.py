@@ -20,7 +20,7 @@ from projected import ProjectedTeacher
 
 import xtok
 from xtok.config import BACK_MAP
-from xtok.training import IGNORED, DistillationCollator, Objective, StoredTopK
+from xtok.training import IGNORED, Batch, DistillationCollator, Objective, SideBatch, StoredTopK
 from xtok.training.losses import (
     LOSSES,
     BatchLoss,
@@ -376,7 +376,7 @@ class Teacher:
         """Whether the student's hidden states will do."""
         return not self.smooths and all(loss.takes_hidden for loss in self.losses)
 
-    def loss(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
+    def loss(self, logits: Any, batch: Batch, chosen: Sequence[int]) -> Any:
         """Return the loss of the chosen texts' batch, with the cross-entropy."""
         if self.run.artefact == WORDS:
             batch = {**batch, "teachers": [self.of_words(batch)]}
@@ -394,10 +394,10 @@ class Teacher:
             losses=self.losses, teacher_weights=[1 / max(1, count)] * count, combine=weights
         )
         said, side = self.said(batch, chosen) if count else (None, {})
-        sides = {**batch, "teachers": [side] * count}
-        return objective.terms(logits, [said] * count, sides).loss
+        batch = {**batch, "teachers": [side] * count}
+        return objective.terms(logits, [said] * count, batch).loss
 
-    def of_words(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def of_words(self, batch: Batch) -> SideBatch:
         """Return the teacher's side with chunks joined to whole words: each begins with a space."""
         [side] = batch["teachers"]
         alignment, chunk = side["shifted"], side["shifted"].student_chunk_id
@@ -417,7 +417,7 @@ class Teacher:
         valid = (positions <= last) & (positions > 0)
         return {**side, "shifted": replace(alignment, pair_valid=valid, has_start=valid, **joined)}
 
-    def said(self, batch: dict[str, Any], chosen: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+    def said(self, batch: Batch, chosen: Sequence[int]) -> tuple[Any, SideBatch]:
         """Return the teacher's logits of the chosen texts, None where they are stored; its side."""
         [side] = batch["teachers"]
         rows = [self.rows[i] for i in chosen]
@@ -433,7 +433,7 @@ class Teacher:
             return self.head(hidden), side
 
 
-def one_to_one(batch: dict[str, Any]) -> dict[str, Any]:
+def one_to_one(batch: Batch) -> SideBatch:
     """Return the teacher's side with those chunks alone that are one token on both sides."""
     [side] = batch["teachers"]
     alignment = side["shifted"]

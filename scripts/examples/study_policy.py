@@ -10,7 +10,7 @@ import distill
 import torch
 from study_data import Run, Teacher, autocast, beginning, sides
 
-from xtok.training import IGNORED, DistillationCollator, logits_of, prepare
+from xtok.training import IGNORED, Batch, DistillationCollator, SideBatch, logits_of, prepare
 from xtok.training.losses import cross_entropy
 
 NEW_TOKENS = 32  # that the student writes
@@ -28,7 +28,7 @@ class OnPolicy(Teacher):
         self.collate = DistillationCollator(*tokenizers)  # the teacher begins with its bos token
         self.args, self.student, self.texts, self.weight = args, student, texts, run.text
 
-    def loss(self, logits: Any, batch: dict[str, Any], chosen: Sequence[int]) -> Any:
+    def loss(self, logits: Any, batch: Batch, chosen: Sequence[int]) -> Any:
         """Return the loss on new continuations, plus the cross-entropy of the whole texts."""
         written = self.written([beginning(self.texts[i]["text"]) for i in chosen])
         with autocast(self.args):
@@ -37,7 +37,7 @@ class OnPolicy(Teacher):
         return self.weight * own + super().loss(of_written, written, chosen)
 
     @torch.no_grad()
-    def written(self, beginnings: Sequence[str]) -> dict[str, Any]:
+    def written(self, beginnings: Sequence[str]) -> Batch:
         """Return the batch of sampled continuations, up to the end of text."""
         ids = [torch.from_numpy(self.collate.student.encode(text).ids) for text in beginnings]
         given = torch.nn.utils.rnn.pad_sequence(ids, True, -1, "left").long().to(self.args.device)
@@ -57,7 +57,7 @@ class OnPolicy(Teacher):
         return prepare(self.collate.from_student_ids(made, mask.long(), labels), self.args.device)
 
     @torch.no_grad()
-    def said(self, batch: dict[str, Any], chosen: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+    def said(self, batch: Batch, chosen: Sequence[int]) -> tuple[Any, SideBatch]:
         """Return the teacher's logits of a batch, and its side."""
         [side] = batch["teachers"]
         with autocast(self.args):

@@ -331,7 +331,7 @@ def test_padding_never_forms_a_chunk(aligner: TokenAligner, texts: Texts, left: 
     assert_same(aligner.align(s, t, teacher_attention_mask=t_mask), alignment)
 
 
-def assert_same(a: AlignmentBatch, b: AlignmentBatch) -> None:
+def assert_same(a: AlignmentBatch[Any], b: AlignmentBatch[Any]) -> None:
     for name, value in vars(a).items():
         assert np.asarray(value).tolist() == np.asarray(getattr(b, name)).tolist(), name
 

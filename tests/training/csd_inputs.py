@@ -51,7 +51,7 @@ CHUNKS: list[Chunk] = [
 
 def csd_batch(
     rows: Sequence[Sequence[Chunk]], seed: int = 0, wider: int = 0
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], ShiftedAlignment]:
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], ShiftedAlignment[Tensor]]:
     """Return logits, targets and the alignment of rows of chunks, padded by at least a position."""
     targets, ids = [], []
     for side in (0, 1):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import xtok
 from xtok import DistillationCollator
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import prepare
+from xtok.training.collator import Batch, prepare
 from xtok.training.heads import find_heads
 from xtok.training.losses import CombineConfig, event_index, spelling_index
 from xtok.training.losses.registry import make_loss
@@ -91,7 +91,7 @@ def gradients_of(student: Any) -> dict[str, Tensor]:
 
 
 def step(
-    models: list[Any], batches: list[dict[str, Any]], objective: Objective, totals: Tensor,
+    models: list[Any], batches: list[Batch], objective: Objective, totals: Tensor,
     world: int, *, hidden: bool = True,
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """Return the loss and the gradients of batches, as shares of all terms."""
@@ -114,7 +114,7 @@ def step(
     return value, gradients_of(student)
 
 
-def batches_of(pair: Pair, rows: list[list[str]]) -> list[dict[str, Any]]:
+def batches_of(pair: Pair, rows: list[list[str]]) -> list[Batch]:
     """Prepared batches of some texts."""
     student, teacher = pair.tokenizers
     collate = DistillationCollator(student, [teacher] * 3)

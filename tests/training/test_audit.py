@@ -27,7 +27,7 @@ from xtok import DistillationCollator
 from xtok.loss_names import LOSS_INFO, LossName
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
-from xtok.training.collator import prepare, shifted_targets
+from xtok.training.collator import Batch, SideBatch, prepare, shifted_targets
 from xtok.training.heads import find_heads
 from xtok.training.losses.registry import LOSSES
 from xtok.training.objective import make_objective
@@ -58,10 +58,10 @@ class BigramModel(nn.Module):
 class Bench:
     """A student, a teacher, a batch and its collator, without a fault."""
 
-    def __init__(self, collate: DistillationCollator, batch: Any) -> None:
+    def __init__(self, collate: DistillationCollator, batch: Batch) -> None:
         self.collate = copy.copy(collate)
-        self.side = {**batch["teachers"][0]}
-        self.batch = {**batch, "teachers": [self.side]}
+        self.side: SideBatch = {**batch["teachers"][0]}
+        self.batch: Batch = {**batch, "teachers": [self.side]}
         widths = [t.vocabulary.vocab_size for t in (collate.student, *collate.teachers)]
         self.student: Any = tiny_model(widths[0], seed=0, dropout=0.1).train()
         self.teacher: Any = BigramModel(widths[1], self.side).eval()
@@ -305,9 +305,10 @@ FAULTS["no bos"] = collated(bos=False), "AutoTokenizer's ["
 def second_bos(bench: Bench) -> None:
     bos = bench.collate.teachers[0].table.roles["bos"][0]
     before = torch.full_like(bench.side["input_ids"][:, :1], bos)
+    side: Any = bench.side
     for name, fill in (("input_ids", before), ("attention_mask", before * 0 + 1),
                        ("labels", before), ("targets", before)):  # fmt: skip
-        bench.side[name] = torch.cat([fill, bench.side[name]], 1)
+        side[name] = torch.cat([fill, side[name]], 1)
     del bench.side["alignment"]
 
 
@@ -346,8 +347,9 @@ def shared_memory(bench: Bench) -> None:
 @fault("12 of the student's 12 trainable tensors")
 def its_own_teacher(bench: Bench) -> None:
     bench.collate.teachers = [bench.collate.student]
-    bench.collate.teacher_templates, bench.batch["teachers"] = [None], [{**bench.batch}]
-    del bench.batch["teachers"][0]["teachers"]
+    side: Any = {**bench.batch}
+    del side["teachers"]
+    bench.collate.teacher_templates, bench.batch["teachers"] = [None], [side]
     bench.teacher = bench.student.eval()
 
 

@@ -44,8 +44,8 @@ def starting(aligned: Any) -> Chunks:
 
 
 def naive(
-    student: Tensor, teacher: Tensor, targets: Any, aligned: ShiftedAlignment, both: Any = BOTH,
-    **options: Any,
+    student: Tensor, teacher: Tensor, targets: Any, aligned: ShiftedAlignment[Tensor],
+    both: Any = BOTH, **options: Any,
 ) -> Tensor:  # fmt: skip
     ids = torch.as_tensor(aligned.student_chunk_id), torch.as_tensor(aligned.teacher_chunk_id)
     valid = torch.as_tensor(aligned.pair_valid)

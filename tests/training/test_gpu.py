@@ -19,7 +19,7 @@ from xtok.building.embeddings.similarity import largest_cosines
 from xtok.loss_names import LossName
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import prepare
+from xtok.training.collator import Batch, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import LOSSES, make_loss
 from xtok.training.objective import make_objective
@@ -74,7 +74,7 @@ def test_the_pretended_gpu_rejects_cpu_tensors_and_counts_fetches() -> None:
     assert sum(fetches.values()) == 9
 
 
-def batch_of(name: LossName, pair: Pair) -> dict[str, Any]:
+def batch_of(name: LossName, pair: Pair) -> Batch:
     """Return a batch as a data loader returns it."""
     if not LOSSES[name].is_stored:
         return DistillationCollator(*pair.tokenizers)(TEXTS)
@@ -90,7 +90,7 @@ def batch_of(name: LossName, pair: Pair) -> dict[str, Any]:
     ])  # fmt: skip
 
 
-def logits_of(batch: dict[str, Any], pair: Pair, dtype: torch.dtype) -> list[torch.Tensor]:
+def logits_of(batch: Batch, pair: Pair, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return random logits of both sides, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     [side] = batch["teachers"]

@@ -11,6 +11,7 @@ import torch
 from loss_inputs import alignment, event_index_of
 from torch import Tensor
 
+from xtok.training.collator import Batch
 from xtok.training.losses import HiddenLogits, cross_entropy, event_kl
 from xtok.training.objective import make_objective
 
@@ -32,7 +33,7 @@ def test_gradients_are_as_exact_as_pytorchs(kind: str) -> None:
 
     def ours(hidden: Tensor, weight: Tensor) -> Tensor:
         logits = HiddenLogits(hidden, weight) if kind == "hidden" else hidden @ weight.t()
-        batch = {"targets": targets, "teachers": []}
+        batch: Batch = {"targets": targets, "teachers": []}
         return make_objective([], [], None).terms(logits, [], batch, torch.tensor([total])).loss
 
     def gradients(loss_of: object, dtype: torch.dtype = torch.float32) -> list[Tensor]:

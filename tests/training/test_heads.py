@@ -16,7 +16,7 @@ import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
 from xtok.training.audit import audit
-from xtok.training.collator import prepare
+from xtok.training.collator import Batch, SideBatch, prepare
 from xtok.training.heads import Head, find_head, find_heads, why_whole_logits
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import make_loss
@@ -66,7 +66,7 @@ def model_named(name: str, width: int, **options: Any) -> Any:
     return model.train()
 
 
-def batch_of(pair: Pair) -> dict[str, Any]:
+def batch_of(pair: Pair) -> Batch:
     return prepare(DistillationCollator(*pair.tokenizers)(TEXTS))
 
 
@@ -81,7 +81,7 @@ def test_the_head_is_found(name: str, dtype: torch.dtype) -> None:
     assert isinstance(head, Head)
     assert torch.equal(torch.get_rng_state(), before)
     assert (head.scale, head.softcap, head.linear.bias is not None) == (scale, softcap, has_bias)
-    side = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    side: SideBatch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     logits: Any = logits_of(model, side, head)
     whole = logits_of(model, side)
     assert isinstance(whole, Tensor)
@@ -279,7 +279,9 @@ class SoftPrompt(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call
 def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) -> None:
     """The logits are below 0.1, so an absolute tolerance would miss the difference."""
     model = kind(transformers.LlamaConfig(vocab_size=300, **SIZES, initializer_range=0.002))
-    side = {"input_ids": torch.arange(14).view(2, 7), "attention_mask": torch.ones(2, 7)}
+    side: SideBatch = {
+        "input_ids": torch.arange(14).view(2, 7), "attention_mask": torch.ones(2, 7)
+    }  # fmt: skip
     heads, [note] = find_heads([model], [side], [True])
     assert heads == [None]
     assert word in note
@@ -294,7 +296,7 @@ def test_a_compiled_model_receives_its_positions() -> None:
     model = model_named("GPT2", 300).eval()
     ids, mask = torch.arange(7)[None], torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    side = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    side: SideBatch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     compiled: Any = torch.compile(model, backend="eager")
     logits: list[Any] = [logits_of(each, side) for each in (compiled, model)]
     alone = logits_of(model, {"input_ids": ids[:, 2:], "attention_mask": mask[:, 2:]})
@@ -334,7 +336,7 @@ def test_models_that_make_whole_logits(pair: Pair) -> None:
         "logits_to_keep": Plain(config),
         "decoder": nn.Linear(2, 2),
     }
-    side = {"input_ids": torch.arange(14).view(2, 7)}
+    side: SideBatch = {"input_ids": torch.arange(14).view(2, 7)}
     for word, model in cases.items():
         assert word in str(why_whole_logits(model)), word
         heads, [note] = find_heads([model], [side], [True])

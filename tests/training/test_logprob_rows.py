@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import prepare
+from xtok.training.collator import SideBatch, prepare
 from xtok.training.losses import make_loss
 
 TEXTS = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog"]
@@ -22,7 +22,7 @@ def collator(pair: Pair) -> DistillationCollator:
     return DistillationCollator(*pair.reversed.tokenizers)
 
 
-def stored_rows(side: dict[str, Any], log_q: Tensor) -> list[dict[str, Any]]:
+def stored_rows(side: SideBatch, log_q: Tensor) -> list[dict[str, Any]]:
     """Return the columns of a cache for each row."""
     rows = []
     for ids, mask, log_p in zip(side["input_ids"], side["attention_mask"], log_q, strict=True):

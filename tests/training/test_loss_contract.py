@@ -23,6 +23,7 @@ from xtok.alignment.aligner import ShiftedAlignment
 from xtok.loss_names import LOSS_INFO, LossName
 from xtok.maps.projection_map import RowKind
 from xtok.training import losses
+from xtok.training.collator import SideBatch
 from xtok.training.losses import HiddenLogits
 from xtok.training.losses.registry import LOSSES, make_loss
 from xtok.training.module import ProjectionModule
@@ -90,14 +91,14 @@ def logits(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 def mean(
     name: LossName, options: dict[str, Any], student: Any, teacher: Any,
-    aligned: ShiftedAlignment = ALIGNED, targets: tuple[Tensor, Tensor] = TARGETS,
+    aligned: ShiftedAlignment[Tensor] = ALIGNED, targets: tuple[Tensor, Tensor] = TARGETS,
     stored: StoredTopK = STORED,
 ) -> Tensor:  # fmt: skip
     """Return the mean of a loss over the batch, for these inputs in place of the usual ones."""
     spec = LOSSES[name]
     config = spec.config(**options) if spec.config else None
     loss = make_loss(name, map=MAPS[LOSS_INFO[name].map], config=config)
-    side = {"targets": targets[1], "shifted": aligned, "stored": stored}
+    side: SideBatch = {"targets": targets[1], "shifted": aligned, "stored": stored}
     return loss(student, None if spec.is_stored else teacher, {"targets": targets[0]}, side)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -17,7 +16,7 @@ import xtok
 from xtok.config import BACK_MAP, ProjectConfig
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.collator import Batch, DistillationCollator, SideBatch, prepare
 from xtok.training.losses import topk_kl
 from xtok.training.objective import make_objective
 from xtok.training.topk_collator import StoredTopK, TopKCollator
@@ -25,14 +24,14 @@ from xtok.training.topk_collator import StoredTopK, TopKCollator
 TEXTS = ["There were 1234 of them in 2024, or so.", "Äpfel? 12.50", "the other words of the text"]
 
 
-def logits_for(side: dict[str, Any], width: int, seed: int = 0) -> Tensor:
+def logits_for(side: SideBatch, width: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return 3 * torch.randn(*side["input_ids"].shape, width, generator=generator)
 
 
 def inputs_of(
     student: Tokenizer, teacher: Tokenizer, top_k: int
-) -> tuple[ProjectedTeacher, dict[str, Any], Tensor]:
+) -> tuple[ProjectedTeacher, Batch, Tensor]:
     """Return the projector, a batch, and the teacher's logits on the batch."""
     back_map = xtok.build(teacher, student, BACK_MAP)
     projected_teacher = ProjectedTeacher(
@@ -135,7 +134,7 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_rows(
         mine, teacher = student[i : i + 1, : sizes[0]], logits[i : i + 1, : sizes[1]]
         parts.append(objective.terms(mine, [teacher], single, totals).distillation)
     assert float(sum(parts)) == pytest.approx(float(whole.distillation))
-    moved = dict(batch)
+    moved: Batch = {**batch}
     for name in ("input_ids", "attention_mask", "labels"):
         moved[name] = batch[name].clone()
         moved[name][1] = moved[name][1].roll(int((batch["attention_mask"][1] == 0).sum()))

@@ -18,7 +18,7 @@ from xtok import DistillationCollator, ProjectionModule, XtokError, losses
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.loss_names import LOSS_INFO, BuildLoss, EventLoss, LossName
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import prepare
+from xtok.training.collator import Batch, SideBatch, prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.registry import (
     LOSSES,
@@ -41,8 +41,9 @@ def test_the_table_has_every_loss_with_its_kind_of_map() -> None:
     # 3 of 4 tokens are predicted targets, in 2 chunks; the first token of one chunk has no
     # prediction.
     aligned = alignment([[0, 0, 1, -1]], [[0, 1, -1]])
-    batch = {"targets": torch.tensor([[5, 5, 5, -100]])}
-    side = {"shifted": aligned, "stored": SimpleNamespace(valid=torch.tensor([[0, 1, 1, 1, 1]]))}
+    batch: Batch = {"targets": torch.tensor([[5, 5, 5, -100]])}
+    stored: Any = SimpleNamespace(valid=torch.tensor([[0, 1, 1, 1, 1]]))
+    side: SideBatch = {"shifted": aligned, "stored": stored}
     counts = {
         name: make_loss(name).count(batch, side) for name in ("alm", "same-tokenizer", "topk-kl")
     }
@@ -64,7 +65,8 @@ def test_config_is_passed_to_its_loss() -> None:
     both = [[0], [0, 1], [0, 0]], [[0], []]
     index = spelling_index(spelling_map(*both))
     student, teacher, targets, aligned = csd_batch([[([1], [0, 1])]])
-    batch, side = {"targets": targets[0]}, {"targets": targets[1], "shifted": aligned}
+    batch: Batch = {"targets": targets[0]}
+    side: SideBatch = {"targets": targets[1], "shifted": aligned}
     whole, half = (make_loss("csd", map=index, config=CSDConfig(beta=beta)) for beta in (1.0, 0.5))
     assert whole.count(batch, side) == 1
     expected = float(whole(student, teacher, batch, side).detach()) / 2
@@ -101,11 +103,12 @@ def test_the_loss_is_the_mean_over_exact_chunks(name: LossName, pair: Pair) -> N
     def total(rows: slice) -> tuple[float, int]:
         row_fields = {f.name: getattr(aligned, f.name)[rows] for f in fields(ShiftedAlignment)}
         part = ShiftedAlignment(**row_fields)
-        side_rows = {"targets": side["targets"][rows], "shifted": part}
-        args = {"targets": batch["targets"][rows]}, side_rows
-        count = strict.count(*args)
-        assert count < all_chunks.count(*args)
-        return count * float(strict(logits[0][rows], logits[1][rows], *args)), count
+        side_rows: SideBatch = {"targets": side["targets"][rows], "shifted": part}
+        batch_rows: Batch = {"targets": batch["targets"][rows]}
+        count = strict.count(batch_rows, side_rows)
+        assert count < all_chunks.count(batch_rows, side_rows)
+        mean = strict(logits[0][rows], logits[1][rows], batch_rows, side_rows)
+        return count * float(mean), count
 
     totals = [total(slice(n, n + 1)) for n in range(len(texts))]
     expected, count = total(slice(None))

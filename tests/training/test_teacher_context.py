@@ -25,7 +25,7 @@ from xtok.conversation.texts import read_samples
 from xtok.conversation.writing import render_file
 from xtok.inspection.doctor import contexts_in
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training.collator import prepare
+from xtok.training.collator import Batch, SideBatch, prepare
 from xtok.training.running import run
 
 TEXT = "The keeper lit 201 lamps."
@@ -160,7 +160,7 @@ def given_to(way: Any) -> list[dict[str, str]]:
     return messages
 
 
-def read_row(side: dict[str, Any], row: int) -> tuple[list[int], list[int], list[int]]:
+def read_row(side: SideBatch, row: int) -> tuple[list[int], list[int], list[int]]:
     """Return a row's ids, labels and chunks, without padding."""
     kept = side["attention_mask"][row] != 0
     columns = side["input_ids"], side["labels"], side["alignment"].teacher_chunk_id
@@ -194,11 +194,11 @@ def test_only_the_answers_are_compared(
     assert_by_hand(prepare(batch)["teachers"][0], ids, chunk)
 
 
-def drop_first(batch: dict[str, Any]) -> dict[str, Any]:
+def drop_first(batch: Batch) -> Batch:
     return {**batch, "teachers": batch["teachers"][1:]}
 
 
-def assert_by_hand(side: dict[str, Any], ids: list[int], chunk: list[int]) -> None:
+def assert_by_hand(side: SideBatch, ids: list[int], chunk: list[int]) -> None:
     """Check the logits of a batch's first row at all positions that predict tokens of a chunk.
 
     They must equal the teacher's logits for the ids of that row alone.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     IdsLike: TypeAlias = Sequence[int] | NDArray[Any]
     BoundedIds: TypeAlias = tuple[NDArray[Any], NDArray[np.int64]]
 
+ArrayT = TypeVar("ArrayT", "NDArray[Any]", "torch.Tensor")
+"""The type of an alignment's arrays."""
+
 PYTHON_TOKENS = 600
 """Number of tokens to align in Python before the kernels are loaded, which takes seconds."""
 
 
 @dataclass(eq=False)
-class AlignmentBatch:
+class AlignmentBatch(Generic[ArrayT]):
     """The alignment of a student batch with a teacher batch, with NeMo-RL's field names.
 
     A chunk is the text between two neighboring byte positions at which a token ends on both sides.
@@ -39,31 +42,31 @@ class AlignmentBatch:
     are tensors.
     """
 
-    pair_valid: Array  # [B, max_pairs], bool, whether the chunk exists
+    pair_valid: ArrayT  # [B, max_pairs], bool, whether the chunk exists
     # [B, max_pairs], bool, whether both sides have equal bytes or are special tokens of one role
-    pair_is_correct: Array
+    pair_is_correct: ArrayT
     # [B, T_s] and [B, T_t], bool, whether the token's chunk is correct and has one token per side
-    student_exact_partition_mask: Array
-    teacher_exact_partition_mask: Array
+    student_exact_partition_mask: ArrayT
+    teacher_exact_partition_mask: ArrayT
     # [B, T_s] and [B, T_t], int64, chunk of each token, or −1
-    student_chunk_id: Array
-    teacher_chunk_id: Array
-    num_chunks: Array  # [B], int64, number of chunks
+    student_chunk_id: ArrayT
+    teacher_chunk_id: ArrayT
+    num_chunks: ArrayT  # [B], int64, number of chunks
 
 
 @dataclass(eq=False)
-class PaddedAlignment(AlignmentBatch):
+class PaddedAlignment(AlignmentBatch[ArrayT]):
     """An alignment of token positions, with masks for padding."""
 
-    student_kept: Array  # [B, T_s], bool, False at padding
-    teacher_kept: Array  # [B, T_t], bool, False at padding
+    student_kept: ArrayT  # [B, T_s], bool, False at padding
+    teacher_kept: ArrayT  # [B, T_t], bool, False at padding
 
 
 @dataclass(eq=False)
-class ShiftedAlignment(AlignmentBatch):
+class ShiftedAlignment(AlignmentBatch[ArrayT]):
     """An alignment for losses: each position has the chunk of the token that it predicts."""
 
-    has_start: Array  # [B, max_pairs], bool, whether both sides predict the chunk's first token
+    has_start: ArrayT  # [B, max_pairs], bool, whether both sides predict the chunk's first token
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,17 +92,15 @@ class FlatAlignment:
         Tokens outside chunks get the total number of chunks.
         """
         first = np.cumsum(self.num_chunks) - self.num_chunks
+        sides = (self.student_chunk_id, student_lengths), (self.teacher_chunk_id, teacher_lengths)
         return [
             np.where(chunk < 0, len(self.is_correct), np.repeat(first, lengths) + chunk)
-            for chunk, lengths in (
-                (self.student_chunk_id, student_lengths),
-                (self.teacher_chunk_id, teacher_lengths),
-            )
+            for chunk, lengths in sides
         ]
 
     def padded(
         self, student_kept: NDArray[np.bool_], teacher_kept: NDArray[np.bool_]
-    ) -> PaddedAlignment:
+    ) -> PaddedAlignment[NDArray[Any]]:
         """Return the alignment as padded NumPy arrays. Both masks are False at padding."""
         max_pairs = max(1, int(self.num_chunks.max(initial=0)))  # NeMo-RL's losses require 1
         valid = np.arange(max_pairs) < self.num_chunks[:, None]
@@ -153,9 +154,8 @@ def _symbols(
         if s in student_symbols and t >= 0:
             same = {teacher_symbols.get(t): student_symbols[s]}
             student_symbols = {i: same.get(symbol, symbol) for i, symbol in student_symbols.items()}
-            teacher_symbols = {
-                i: same.get(symbol, symbol) for i, symbol in teacher_symbols.items()
-            } | {t: student_symbols[s]}
+            teacher_symbols = {i: same.get(symbol, symbol) for i, symbol in teacher_symbols.items()}
+            teacher_symbols[t] = student_symbols[s]
     return student_symbols, teacher_symbols
 
 
@@ -204,12 +204,12 @@ class TokenAligner:
 
     def align(
         self,
-        student_ids: Array,
+        student_ids: ArrayT,
         teacher_ids: Array,
         *,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
-    ) -> PaddedAlignment:
+    ) -> PaddedAlignment[ArrayT]:
         """Align a batch of token ids.
 
         Args:
@@ -316,12 +316,8 @@ class TokenAligner:
         count = len(alignment.is_correct)
         student = _spans(self.student.table, student_ids, alignment.student_chunk_id, count)
         teacher = _spans(self.teacher.table, teacher_ids, alignment.teacher_chunk_id, count)
-        return [
-            AlignedPair(s[0], t[0], s[1], t[1], s[2], t[2], is_correct)
-            for s, t, is_correct in zip(
-                student, teacher, alignment.is_correct.tolist(), strict=True
-            )
-        ]
+        chunks = zip(student, teacher, alignment.is_correct.tolist(), strict=True)
+        return [AlignedPair(s[0], t[0], s[1], t[1], s[2], t[2], same) for s, t, same in chunks]
 
 
 def _segments(
@@ -426,7 +422,7 @@ def describe_alignment(
     )
 
 
-def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
+def shift_to_predictions(batch: AlignmentBatch[ArrayT]) -> ShiftedAlignment[ArrayT]:
     """Shift an alignment from the tokens to the positions that predict them, as losses require.
 
     Position i receives the chunk of token i + 1. The last position and padding predict no token. A
@@ -443,10 +439,10 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     if isinstance(batch, ShiftedAlignment):
         raise ValueError("the alignment is already shifted")
     valid, has_start = deepcopy(batch.pair_valid), deepcopy(batch.pair_valid)
-    shifted: dict[str, Any] = {}
+    shifted: dict[str, ArrayT] = {}
     for side in SIDES:
-        ids: Any = getattr(batch, f"{side}_chunk_id")
-        predicts: Any = getattr(batch, f"{side}_kept", ids == ids)
+        ids: ArrayT = getattr(batch, f"{side}_chunk_id")
+        predicts: ArrayT = getattr(batch, f"{side}_kept", ids == ids)
         mask = _shift(getattr(batch, f"{side}_exact_partition_mask"), False)
         moved = _shift(ids, -1)
         moved[~predicts] = -1
@@ -463,12 +459,12 @@ def shift_to_predictions(batch: AlignmentBatch) -> ShiftedAlignment:
     return ShiftedAlignment(pair_valid=valid, has_start=has_start & valid, **kept, **shifted)
 
 
-def _shift(array: Any, fill: Any) -> Any:
+def _shift(array: ArrayT, fill: int) -> ArrayT:
     shifted = deepcopy(array)
     shifted[:, :-1] = array[:, 1:]
     shifted[:, -1:] = fill
     return shifted
 
 
-def _nonzero(array: Any) -> Any:
+def _nonzero(array: ArrayT) -> tuple[ArrayT, ...]:
     return array.nonzero() if isinstance(array, np.ndarray) else array.nonzero(as_tuple=True)

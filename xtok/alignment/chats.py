@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xtok._lib.progress import Note
 from xtok.alignment.aligner import FlatAlignment, TextAlignment, TokenAligner, describe_alignment
 from xtok.config import ChatTemplates
-from xtok.conversation import Conversation
+from xtok.conversation import Conversation, Run
 from xtok.conversation.files import ChatRecord, chat_record, read_conversations
 from xtok.conversation.teacher_side import teacher_chats
 from xtok.errors import XtokError, naming_template
@@ -37,7 +37,7 @@ class ChatAlignment(NamedTuple):
 class _String(NamedTuple):
     """The tokens from `start` to `end` (exclusive) of one string in a message."""
 
-    key: tuple[Any, ...]
+    key: tuple[int | str, ...]
     start: int
     end: int
     offsets: NDArray[np.int64]  # [tokens + 1], offset of each token in the string, and the end
@@ -112,10 +112,9 @@ def align_rendered(
     ends = [0, 0]
     for strings in _match(_strings(student), _strings(teacher)):
         align(_positions_between(controls, ends, [s.start for s in strings]))
-        align(
-            [np.arange(max(d, s.start), s.end) for d, s in zip(ends, strings, strict=True)], strings
-        )
+        starts = [max(end, s.start) for end, s in zip(ends, strings, strict=True)]
         ends = [s.end for s in strings]
+        align([*map(np.arange, starts, ends)], strings)
     align(_positions_between(controls, ends, list(map(len, ids))))
     total = np.array([len(correct)])
     return FlatAlignment(chunk_ids[0], chunk_ids[1], total, np.array(correct, np.bool_))
@@ -153,10 +152,8 @@ def shared_string_spans(
             spans = [(string.start, string.end) for string in strings]
         behind, other = (chat.ids[end:][:1] for chat, (_, end) in zip(sides, spans, strict=True))
         ends_turn = len(behind) > 0 and [roles.get(i) for i in behind.tolist()] == other.tolist()
-        student_span, teacher_span = (
-            slice(int(start), int(end) + ends_turn) for start, end in spans
-        )
-        alike.append((student_span, teacher_span))
+        own, others = (slice(int(start), int(end) + ends_turn) for start, end in spans)
+        alike.append((own, others))
     return alike
 
 
@@ -188,7 +185,7 @@ def _strings(conversation: Conversation) -> list[_String]:
     # character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     offsets = 4 * character + bounds - byte_of[character]
-    runs_by_key: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    runs_by_key: dict[tuple[int | str, ...], list[Run]] = defaultdict(list)
     for run in conversation.runs:
         runs = runs_by_key[run.message, *run.path]
         if not runs or run.offset > runs[-1].offset:  # otherwise the string is repeated

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xtok._lib.ragged import offsets_of
 from xtok.alignment.kernels import Side
@@ -72,7 +72,7 @@ class SymbolTable:
             raise ValueError(f"{self.side} id {ids[first]} at {original_index(first)} {problem}")
         return ids.astype(np.int32, copy=False)
 
-    def flat(self, token_ids: Any, bounds: Any) -> FlatIds:
+    def flat(self, token_ids: ArrayLike, bounds: ArrayLike) -> FlatIds:
         """Check flat ids and their offsets, and return them as arrays."""
         ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -142,7 +142,7 @@ class Sequences:
         self.bounds = offsets_of(self.kept.sum(axis=-1))
         self.ids = symbols.check(flat, self.original_index)
 
-    def values(self, name: str, values: Any, dtype: Any, *, ndim: int = 1) -> NDArray[Any]:
+    def values(self, name: str, values: Any, dtype: DTypeLike, *, ndim: int = 1) -> NDArray[Any]:
         """Return values of tokens as a flat array `[tokens]`, or `[tokens, K]` if `ndim` is 2."""
         if self.is_list:
             rows = [to_array(row, dtype) for row in values]
@@ -163,7 +163,7 @@ class Sequences:
         flat: NDArray[Any] = array[self.kept]
         return flat
 
-    def restore(self, flat: NDArray[Any], fill: Any) -> Any:
+    def restore(self, flat: NDArray[Any], fill: float) -> Any:
         """Return flat results in the original shape of the ids, with `fill` at padding."""
         if self.is_list:
             return [like(flat[a:b], self._like) for a, b in pairwise(self.bounds.tolist())]
@@ -184,14 +184,14 @@ class Sequences:
         return array
 
 
-def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: Any) -> NDArray[Any]:
+def filled(kept: NDArray[np.bool_], flat: NDArray[Any], fill: float) -> NDArray[Any]:
     """Return an array that contains `flat` where `kept` is True, and `fill` elsewhere."""
     result = np.full(kept.shape, fill, flat.dtype)
     result[kept] = flat
     return result
 
 
-def to_array(values: Any, dtype: Any = None) -> NDArray[Any]:
+def to_array(values: Any, dtype: DTypeLike | None = None) -> NDArray[Any]:
     """Convert a tensor, list or array to an array. In arrays of floats, None becomes NaN."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()

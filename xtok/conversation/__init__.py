@@ -1,5 +1,6 @@
 """Render conversations to ids with target masks and spans, and convert ids back."""
 
+from xtok.conversation._tracking import Run as Run
 from xtok.conversation._tracking import to_json_types as to_json_types
 from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad

@@ -2,7 +2,9 @@
 
 from . import audit as audit
 from . import losses as losses
+from .collator import Batch as Batch
 from .collator import DistillationCollator as DistillationCollator
+from .collator import SideBatch as SideBatch
 from .collator import prepare as prepare
 from .heads import Head as Head
 from .heads import find_heads as find_heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from xtok.inspection.first_rows import alignment_findings, compare_side, token_ids
 from xtok.inspection.results import Level, Result
 from xtok.tokenizers.display import listed
-from xtok.training.collator import DistillationCollator, shifted_targets
+from xtok.training.collator import Batch, DistillationCollator, SideBatch, shifted_targets
 from xtok.training.heads import Head
 from xtok.training.losses.logits import as_logits
-from xtok.training.rows import IGNORED
+from xtok.training.rows import IGNORED, map_tensors
 from xtok.training.running import accepts, evaluating, preserve_rng, router_loss, run, unwrap
 from xtok.training.samples import SampleRow
 from xtok.training.sparse import block_length
@@ -100,7 +100,7 @@ class Audit:
 
 def audit(
     models: Sequence[Any],
-    batch: Mapping[str, Any],
+    batch: Batch,
     collator: Any,
     heads: Sequence[Head | None] = (),
 ) -> Audit:
@@ -118,7 +118,7 @@ def audit(
         collator: the collator that made the batch.
         heads: the heads from `find_heads`; None for a model that computes whole logits.
     """
-    batches = [batch, *batch["teachers"]]
+    batches: list[SideBatch] = [batch, *batch["teachers"]]
     names = ["the student", *(f"teacher {n}" for n in range(1, len(batches)))]
     if len(batches) == 2:
         names[1] = "the teacher"
@@ -138,7 +138,7 @@ class _AuditedSide:
 
     name: str
     model: Any
-    batch: Mapping[str, Any]
+    batch: SideBatch
     tokenizer: Any  # a `Tokenizer`; None for stored predictions
     head: Head | None
     nats: Sequence[float] = ()  # sums of −log p of the tokens before, at and after the targets
@@ -181,7 +181,7 @@ class _AuditedSide:
         self.bytes = int(part["target_bytes"].sum()) if "target_bytes" in part else 0
         return nats[1]
 
-    def window(self) -> dict[str, Any]:
+    def window(self) -> SideBatch:
         """Return a short range of tokens from the first row that has targets.
 
         The first token is not a target: after padding on the left, its prediction would depend on
@@ -192,12 +192,14 @@ class _AuditedSide:
         window = _crop(self.batch, slice(row, row + 1), slice(position, position + FEWEST_TOKENS))
         window["labels"] = window["labels"].clone()
         window["labels"][:, 0] = IGNORED
-        return {**window, "targets": shifted_targets(window)}
+        window["targets"] = shifted_targets(window)
+        return window
 
 
-def _crop(side_batch: Mapping[str, Any], rows: slice, positions: slice) -> dict[str, Any]:
-    names = "input_ids", "attention_mask", "labels", "targets", "target_bytes", "position_ids"
-    return {name: side_batch[name][rows, positions] for name in names if name in side_batch}
+def _crop(side_batch: SideBatch, rows: slice, positions: slice) -> SideBatch:
+    tensors = {n: x for n, x in side_batch.items() if isinstance(x, Tensor) and x.ndim == 2}
+    cropped: SideBatch = map_tensors(tensors, lambda tensor: tensor[rows, positions])
+    return cropped
 
 
 def _findings(sides: Sequence[_AuditedSide], collator: Any) -> Iterator[Result]:
@@ -274,8 +276,8 @@ def _label_problems(
     Without `rows`, a token that ends a turn or text should be a target if it follows a target.
     """
     name, batch = audited.name, audited.batch
-    ids, labels, is_token = (batch[n].cpu() for n in ("input_ids", "labels", "attention_mask"))
-    is_target, is_token = labels != IGNORED, is_token != 0
+    ids, labels = batch["input_ids"].cpu(), batch["labels"].cpu()
+    is_target, is_token = labels != IGNORED, batch["attention_mask"].cpu() != 0
     end_ids = token_ids(audited.tokenizer, "eos", "turn_end")
     is_end = torch.isin(ids, torch.tensor(end_ids, dtype=torch.int64))
     has_end = bool((is_target & is_end).any())
@@ -325,7 +327,7 @@ def _set_targets(
 def _student_findings(audited: _AuditedSide, num_rows: int) -> Iterator[Result]:
     inner, window = audited.inner, audited.window()
     with torch.set_grad_enabled(not _is_sharded(inner)):
-        labels = {"labels": window["labels"]} if accepts(inner, "labels") else {}
+        labels: dict[str, Any] = {"labels": window["labels"]} if accepts(inner, "labels") else {}
         outputs = run(inner, window, **labels)
         yield from _gradient_findings(audited, outputs)
     yield from _loss_findings(inner, outputs, window["targets"])

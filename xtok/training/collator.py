@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from xtok.alignment.aligner import (
     FlatAlignment,
     PaddedAlignment,
+    ShiftedAlignment,
     TokenAligner,
     shift_to_predictions,
 )
@@ -42,6 +43,9 @@ from xtok.training.samples import (
     split_parts,
 )
 
+if TYPE_CHECKING:
+    from xtok.training.topk_collator import StoredTopK
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -52,6 +56,69 @@ class Samples:
 
     sources: Sequence[SideText | ChatRecord]
     rows: Sequence[SampleRow]  # before truncation to `max_length`
+
+
+class SideBatch(TypedDict, total=False):
+    """One side of a batch, for one model: B rows of T tokens.
+
+    A collator stores values at the tokens' own positions. `prepare` adds shifted values for the
+    losses: position i contains the value of token i + 1.
+    """
+
+    input_ids: torch.Tensor
+    """int64 `[B, T]`."""
+
+    attention_mask: torch.Tensor
+    """int64 `[B, T]`, 0 at padding."""
+
+    labels: torch.Tensor
+    """int64 `[B, T]`: the ids of targets, -100 for all other tokens."""
+
+    position_ids: torch.Tensor
+    """int64 `[B, T]`, only if rows are padded on the left."""
+
+    samples: Samples
+    """The texts and conversations, unless the batch was made from ids."""
+
+    alignment: PaddedAlignment[torch.Tensor]
+    """Only for teachers: the chunks of the student's and the teacher's tokens."""
+
+    realized_logprob: torch.Tensor
+    """float32 `[B, T]`, only for `alm` with stored log-probabilities: NaN for unknown values."""
+
+    stored: StoredTopK
+    """The predictions of a `TopKCollator`, without a shift. This teacher has no other keys."""
+
+    targets: torch.Tensor
+    """int64 `[B, T]`, from `prepare`: the shifted labels, -100 at padding."""
+
+    shifted: ShiftedAlignment[torch.Tensor]
+    """From `prepare`: the alignment after `shift_to_predictions`."""
+
+    teacher_logprobs: torch.Tensor
+    """float32 `[B, T]`, from `prepare`: the shifted `realized_logprob`."""
+
+    target_bytes: torch.Tensor
+    """int64 `[B, T]`, only during `audit`: the number of bytes of text in each target."""
+
+
+class Batch(SideBatch, total=False):
+    """A batch: the student's side, and a side for each teacher.
+
+    Trainers add `count`, `totals` and `step_losses`, which `Objective` describes.
+    """
+
+    teachers: list[SideBatch]
+    """One side per teacher."""
+
+    count: torch.Tensor
+    """int64 `[1 + teachers]`: the number of targets and of each loss's terms in this batch."""
+
+    totals: torch.Tensor
+    """int64 `[1 + teachers]`: the sums of `count` over the optimizer step."""
+
+    step_losses: tuple[torch.Tensor, torch.Tensor]
+    """Scalars: the distillation loss and the cross-entropy of the optimizer step."""
 
 
 class DistillationCollator:
@@ -68,9 +135,7 @@ class DistillationCollator:
     one value per teacher. If a row exceeds `max_length`, the additional text is cut first, from the
     left.
 
-    The batch contains `input_ids`, `attention_mask` and `labels`, int64 `[B, T_s]`, and a list
-    `teachers`. For each teacher, this list contains a dict with the same three tensors, `[B, T_t]`,
-    and with `alignment`, an `AlignmentBatch`. Labels and chunk ids are stored at the tokens' own
+    `Batch` describes the keys of the batch. Labels and chunk ids are stored at the tokens' own
     positions. **Shift the alignment** with `prepare` or `xtok.shift_to_predictions` before you
     compute a loss; xtok's losses reject an alignment that is not shifted.
 
@@ -128,7 +193,7 @@ class DistillationCollator:
         """The student's tokenizer. `Trainer` calls its `save_pretrained` for checkpoints."""
         return self.student.library or _TokenizerFile(self.student)
 
-    def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
         """Return the batch for these samples.
 
         Raises:
@@ -167,12 +232,11 @@ class DistillationCollator:
         *,
         teacher_messages: Sequence[Any] | None = None,
         teacher_context: Sequence[Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> Batch:
         """Build a batch from rows of student ids, for example in on-policy training.
 
         The teachers read the same bytes, tokenized with their own vocabulary (`Retokenizer`). Only
         targets are aligned, each turn separately. `max_length` applies only to the teachers' rows.
-        If the batch is padded on the left, it also contains `position_ids`, `[B, T]`.
 
         Args:
             input_ids: int64 `[B, T]`, padded on either side.
@@ -201,8 +265,8 @@ class DistillationCollator:
             split_parts(row[keep], is_target[keep])
             for row, keep, is_target in zip(ids, mask != 0, target_mask, strict=True)
         ]
-        batch: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
-        batch |= {"labels": labels, "teachers": []}
+        batch: Batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        batch["teachers"] = []
         for index in range(len(self.teachers)):
             teacher_rows = [
                 self._teacher_row(index, parts, prompts[n][index], contexts[n][index])
@@ -214,8 +278,7 @@ class DistillationCollator:
             ]
             batch["teachers"].append(self._teacher_side(index, teacher_rows, alignments, batch))
         if (mask[:, :1] == 0).any():
-            positions = (attention_mask != 0).long().cumsum(1) - 1
-            batch["position_ids"] = positions.clamp(min=0)
+            batch["position_ids"] = ((attention_mask != 0).long().cumsum(1) - 1).clamp(min=0)
         return batch
 
     def _values_by_teacher(
@@ -228,7 +291,7 @@ class DistillationCollator:
             for n, value in enumerate(values or [None] * num_rows)
         ]
 
-    def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         if (count := len(self.teachers)) != 1:
             raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
         for n, row in enumerate(rows):
@@ -249,8 +312,8 @@ class DistillationCollator:
         index: int,
         rows: Sequence[SampleRow],
         alignments: Sequence[FlatAlignment],
-        batch: Mapping[str, Any],
-    ) -> dict[str, Any]:
+        batch: SideBatch,
+    ) -> SideBatch:
         self._warn_if_cut(self.teachers[index], rows)
         side_batch = _pad(rows, self.teachers[index], self.max_length)
         masks = (x["attention_mask"].cpu().numpy() != 0 for x in (batch, side_batch))
@@ -332,7 +395,7 @@ class DistillationCollator:
                 rows.append(row)
         return rows
 
-    def target_bytes(self, number: int, side: Mapping[str, Any]) -> torch.Tensor:
+    def target_bytes(self, number: int, side: SideBatch) -> torch.Tensor:
         """Return the number of bytes of text that each target covers, int64 `[B, T]`, on the CPU.
 
         `number` is 0 for the student and n for the nth teacher; `side` is its part of a prepared
@@ -359,9 +422,9 @@ class DistillationCollator:
             warnings.warn(f"{note}: {listed(cut_rows)}", stacklevel=4)
 
 
-def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
+def slice_rows(batch: Batch, num_rows: int) -> Batch:
     """Return the first rows of a collator's batch; call it before `prepare`."""
-    part: dict[str, Any] = map_tensors(batch, lambda tensor: tensor[:num_rows])
+    part: Batch = map_tensors(batch, lambda tensor: tensor[:num_rows])
     for side_batch in (part, *part["teachers"]):
         if "samples" in side_batch:
             samples = side_batch["samples"]
@@ -369,20 +432,17 @@ def slice_rows(batch: dict[str, Any], num_rows: int) -> dict[str, Any]:
     return part
 
 
-def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
+def prepare(batch: Batch, device: torch.device | str = "cpu") -> Batch:
     """Shift labels and alignments to the predicting positions, and move the batch to a device.
 
-    The student's part and each teacher's part get `targets`: at each position, the label of the
-    next position, or -100 at padding. Each teacher gets `shifted`, the result of
-    `shift_to_predictions`. A teacher with `realized_logprob` also gets `teacher_logprobs`: at each
-    position, the log-probability of the next token. The predictions in `stored` are not shifted.
+    Returns a copy with the additional keys that `SideBatch` lists.
 
     >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
     >>> batch["labels"].tolist(), batch["targets"].tolist()
     ([[104, 105]], [[105, -100]])
     """
-    student, *teachers = ({**side_batch} for side_batch in (batch, *batch["teachers"]))
-    for side_batch in (student, *teachers):
+    prepared: Batch = {**batch, "teachers": [{**side_batch} for side_batch in batch["teachers"]]}
+    for side_batch in (prepared, *prepared["teachers"]):
         if "labels" in side_batch:
             side_batch["targets"] = shifted_targets(side_batch)
         if "alignment" in side_batch:
@@ -390,10 +450,10 @@ def prepare(batch: dict[str, Any], device: torch.device | str = "cpu") -> dict[s
             side_batch["shifted"] = NumberedAlignment(**vars(shifted))
         if "realized_logprob" in side_batch:
             side_batch["teacher_logprobs"] = predicted(side_batch["realized_logprob"], torch.nan)
-    return to_device({**student, "teachers": teachers}, device)
+    return to_device(prepared, device)
 
 
-def shifted_targets(side_batch: Mapping[str, Any]) -> torch.Tensor:
+def shifted_targets(side_batch: SideBatch) -> torch.Tensor:
     """Return the label of the next token at each position, int64 `[B, T]`; -100 at padding."""
     return predicted(side_batch["labels"]).masked_fill(side_batch["attention_mask"] == 0, IGNORED)
 
@@ -421,7 +481,7 @@ def _respell(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[l
     return [[(next(new_ids), is_target) for _, is_target in row] for row in rows]
 
 
-def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
+def _pad(rows: Sequence[SampleRow], tokenizer: Tokenizer, end: int | None) -> Batch:
     roles = tokenizer.table.roles
     pad_id = next((roles[role][0] for role in ("pad", "eos") if roles.get(role)), 0)
     pairs = [(row, row.keep(end)) for row in rows]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from xtok.training.running import (
     require_id_rows,
     unwrap,
 )
+
+if TYPE_CHECKING:
+    from xtok.training.collator import SideBatch
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
 """Configuration keys of a factor for the logits, in order: Cohere; Granite (a divisor) and
@@ -87,7 +90,7 @@ class Head:
 
 def find_heads(
     models: Sequence[Any],
-    sides: Sequence[Mapping[str, Any]],
+    sides: Sequence[SideBatch],
     support: Sequence[bool],
     wanted: bool | None = None,
 ) -> tuple[list[Head | None], list[str]]:
@@ -118,9 +121,8 @@ def find_heads(
         else:
             notes.append(f"{names[n]} computes whole logits: {result}")
     if in_blocks:
-        notes.insert(
-            0, f"losses compute logits in blocks from hidden states: {', '.join(in_blocks)}"
-        )
+        sides_in_blocks = ", ".join(in_blocks)
+        notes.insert(0, f"losses compute logits in blocks from hidden states: {sides_in_blocks}")
     return heads, notes
 
 

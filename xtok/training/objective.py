@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from xtok.maps.map_arguments import bind_map
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
+from xtok.training.collator import Batch, SideBatch
 from xtok.training.losses.chunks import chunks_in
 from xtok.training.losses.config import ChunkFilter, CombineConfig
 from xtok.training.losses.cross_entropy import loss_weights, plan_cross_entropy
@@ -72,7 +73,7 @@ class Objective:
         per_teacher = [loss.takes_hidden for loss in self.losses]
         return [all(per_teacher), *per_teacher]
 
-    def count(self, batch: Mapping[str, Any]) -> Tensor:
+    def count(self, batch: Batch) -> Tensor:
         """Count the targets, then the terms of each teacher's loss (by default, chunks).
 
         Sum these counts, int64 `[1 + teachers]`, over all processes and all batches of an optimizer
@@ -88,7 +89,7 @@ class Objective:
         self,
         student_logits: AnyLogits,
         teacher_logits: Sequence[AnyLogits | None],
-        batch: Mapping[str, Any],
+        batch: Batch,
         totals: Tensor | None = None,
         step_losses: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
@@ -136,7 +137,7 @@ class Objective:
         self,
         student: AnyLogits,
         teachers: Sequence[AnyLogits | None],
-        batch: Mapping[str, Any],
+        batch: Batch,
         factors: Sequence[Tensor | float],
     ) -> tuple[Tensor, Tensor]:
         """Return Σ factor · mean, and the means of the cross-entropy and each teacher's loss.
@@ -145,9 +146,7 @@ class Objective:
         cross-entropy is not computed, and its mean is 0.
         """
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
-        plans = [
-            loss.plan(student, logits, batch, side_batch) for loss, logits, side_batch in sides
-        ]
+        plans = [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
         left_out = 1 + len(plans) - len(factors)
         if not left_out:
             plans.insert(0, plan_cross_entropy(student, batch["targets"]))
@@ -155,10 +154,10 @@ class Objective:
         return total, torch.stack([torch.zeros_like(means[0])] * left_out + means)
 
 
-def _is_covered(side_batch: Mapping[str, Any]) -> Tensor:
+def _is_covered(side_batch: SideBatch) -> Tensor:
     if "stored" in side_batch:
         return torch.nn.functional.pad(side_batch["stored"].valid[:, 1:], (0, 1))
-    chunks = chunks_in(side_batch, ChunkFilter())
+    chunks = chunks_in(side_batch["shifted"], ChunkFilter())
     return chunks.student < chunks.total
 
 

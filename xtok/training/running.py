@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from xtok.errors import XtokError
 from xtok.training.losses.logits import AnyLogits
 
 if TYPE_CHECKING:
+    from xtok.training.collator import SideBatch
     from xtok.training.heads import Head
 
 ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"
@@ -26,13 +27,13 @@ SOFT_PROMPT_HINT = (
 )
 
 
-def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options: Any) -> Any:
+def run(model: Any, side: SideBatch, head: Head | None = None, **options: Any) -> Any:
     """Run a model on its side of a batch, and return the model's outputs.
 
     With a head, the outputs' `logits` are `HiddenLogits`. The model can have wrappers such as DDP.
     A model that adds positions, for example with prompt tuning, raises an `XtokError`.
     """
-    options |= {name: side[name] for name in ("input_ids", "attention_mask")}
+    options |= {"input_ids": side["input_ids"], "attention_mask": side["attention_mask"]}
     options["use_cache"] = False
     calls: list[tuple[Tensor, torch.dtype | None]] = []
     if "position_ids" in side and accepts(model, "position_ids"):
@@ -63,7 +64,7 @@ def run(model: Any, side: Mapping[str, Any], head: Head | None = None, **options
     return outputs
 
 
-def logits_of(model: Any, side: Mapping[str, Any], head: Head | None = None) -> AnyLogits:
+def logits_of(model: Any, side: SideBatch, head: Head | None = None) -> AnyLogits:
     """Run a model on its side of a batch, and return the logits."""
     logits: AnyLogits = run(model, side, head).logits
     return logits
@@ -104,7 +105,7 @@ def preserve_rng(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def require_id_rows(model: Any, side_batch: Mapping[str, Any], index: int) -> None:
+def require_id_rows(model: Any, side_batch: SideBatch, index: int) -> None:
     """Raise an `XtokError` if an id has no embedding, because this crashes a GPU.
 
     Issues a warning if rows are longer than the model's maximum number of positions.

@@ -60,9 +60,8 @@ class SampleRow(NamedTuple):
 
     def after_bos(self, table: TokenTable) -> SampleRow:
         """Return the row, with `num_before` = 1 if it begins with a declared bos token, else 0."""
-        return self._replace(
-            num_before=int(np.isin(self.ids[:1], table.roles.get("bos", ())).sum())
-        )
+        is_bos = np.isin(self.ids[:1], table.roles.get("bos", ()))
+        return self._replace(num_before=int(is_bos.sum()))
 
     def without_prompt(self) -> SampleRow:
         """Return the row, with a prompt that only the teacher reads (part of `num_alone`)."""
@@ -90,9 +89,8 @@ def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideTe
     if isinstance(text, str):
         for note in unread_notes(fields, ("text", "teacher_context"), "texts"):
             warnings.warn(note, stacklevel=4)
-        contexts = teacher_values(
-            fields.get("teacher_context"), num_teachers, "teacher_context", location
-        )
+        name = "teacher_context"
+        contexts = teacher_values(fields.get(name), num_teachers, name, location)
         return [SideText(text), *(SideText(text, context or "") for context in contexts)]
     return [text, *teacher_chats(text, num_teachers)]
 
@@ -126,12 +124,10 @@ def split_parts(ids: NDArray[Any], is_target: NDArray[np.bool_]) -> list[Part]:
 
 def join_parts(parts: Sequence[Part]) -> SampleRow:
     """Concatenate parts to a row."""
-    ids = [i for part, _ in parts for i in part]
-    mask = [flag for part, flag in parts for _ in part]
+    ids = np.array([i for part, _ in parts for i in part], np.int64)
+    is_target = np.array([flag for part, flag in parts for _ in part], np.bool_)
     ends = np.cumsum([len(part) for part, _ in parts], dtype=np.int64)
-    return SampleRow(
-        np.array(ids, np.int64), np.array(mask, np.bool_), ends=ends[[flag for _, flag in parts]]
-    )
+    return SampleRow(ids, is_target, ends=ends[[flag for _, flag in parts]])
 
 
 def align_rows(
@@ -208,14 +204,10 @@ def align_targets(
         is_left_out = symbols.stands_for_nothing[row.ids] | np.isin(row.ids, symbols.unknown_ids)
         positions = np.flatnonzero(row.is_target & ~is_left_out)
         targets.append((positions, np.append(0, np.searchsorted(positions, row.ends))))
-    (student_positions, student_bounds), (teacher_positions, teacher_bounds) = targets
-    aligned = aligner.align_ids(
-        student.ids[student_positions],
-        student_bounds,
-        teacher.ids[teacher_positions],
-        teacher_bounds,
-    )
-    chunk_ids = aligned.numbers(np.diff(student_bounds), np.diff(teacher_bounds))
+    (s_positions, s_bounds), (t_positions, t_bounds) = targets
+    s_ids, t_ids = student.ids[s_positions], teacher.ids[t_positions]
+    aligned = aligner.align_ids(s_ids, s_bounds, t_ids, t_bounds)
+    chunk_ids = aligned.numbers(np.diff(s_bounds), np.diff(t_bounds))
     chunks = []
     for row, (positions_there, _), side_ids in zip(rows, targets, chunk_ids, strict=True):
         chunk = np.full(len(row.ids), -1, np.int32)
@@ -238,6 +230,5 @@ def _cut_alignment(
     is_kept[-1] = False  # the last flag belongs to tokens outside chunks (−1)
     new_ids = np.where(is_kept, np.cumsum(is_kept) - 1, -1).astype(np.int32)
     chunks = [new_ids[chunk[positions]] for _, chunk, positions in sides]
-    return FlatAlignment(
-        chunks[0], chunks[1], np.array([is_kept.sum()]), alignment.is_correct[is_kept[:-1]]
-    )
+    is_correct = alignment.is_correct[is_kept[:-1]]
+    return FlatAlignment(chunks[0], chunks[1], np.array([len(is_correct)]), is_correct)

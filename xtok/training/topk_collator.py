@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from xtok.predictions.checked import checked, checked_projected, fill_null
 from xtok.predictions.topk import TopK
 from xtok.tokenizers.table import MAX_WIDTH
 from xtok.training.rows import IGNORED, check_length, checked_columns, read_flags, read_ids, stack
+
+if TYPE_CHECKING:
+    from xtok.training.collator import Batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +40,7 @@ class TopKCollator:
     `rest_logprob` contains the logarithm of the remaining probability. If `rest_logprob` is None,
     the remaining probability is 1 minus the candidates' sum. Entry i predicts token i, so the first
     entry is empty or None. All tokens with candidates contribute to the loss, unless `valid` or
-    `loss_mask` excludes them. The batch has the form of a `DistillationCollator` batch with one
-    teacher. The teacher's dict contains only `stored`, a `StoredTopK`.
+    `loss_mask` excludes them. The `Batch` has one teacher, with the key `stored`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
@@ -49,7 +51,7 @@ class TopKCollator:
     def __post_init__(self) -> None:
         check_length(self.max_length)
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         """Return the batch for these rows.
 
         Raises:
@@ -64,14 +66,18 @@ class TopKCollator:
         counts = (len(ids) for row in rows for ids in row["topk_ids"] if ids is not None)
         width = max(counts, default=0)
         columns = [self._columns(row, max(1, width)) for row in rows]
-        fills: dict[str, float] = {"input_ids": self.pad_id, "labels": IGNORED}
-        fills |= {"top_logprobs": -np.inf, "rest_logprob": -np.inf}
-        batch = {
-            name: stack([c[name][: self.max_length] for c in columns], fills.get(name, 0))
-            for name in columns[0]
-        }
-        stored = StoredTopK(**{field.name: batch.pop(field.name) for field in fields(StoredTopK)})
-        return {**batch, "teachers": [{"stored": stored}]}
+
+        def padded(name: str, fill: float = 0) -> torch.Tensor:
+            return stack([c[name][: self.max_length] for c in columns], fill)
+
+        stored = StoredTopK(
+            top_ids=padded("top_ids"), top_logprobs=padded("top_logprobs", -np.inf),
+            rest_logprob=padded("rest_logprob", -np.inf), valid=padded("valid"),
+        )  # fmt: skip
+        return {
+            "input_ids": padded("input_ids", self.pad_id), "labels": padded("labels", IGNORED),
+            "attention_mask": padded("attention_mask"), "teachers": [{"stored": stored}],
+        }  # fmt: skip
 
     def _columns(self, row: Mapping[str, Any], width: int) -> dict[str, NDArray[Any]]:
         ids, columns = read_ids(row["input_ids"], "input_ids"), checked_columns(row, _PER_TOKEN)
@@ -100,10 +106,8 @@ def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> T
     ids, logprobs = map(chain.from_iterable, lists)
     flat, values = read_ids([*ids], "topk_ids"), np.array(fill_null(logprobs), np.float32)
     values[flat == -1] = -np.inf
-    unknown = [None] * len(token_ids)
-    rest, nothing = (
-        np.array(x, np.float32) for x in (columns.get("rest_logprob", unknown), unknown)
-    )
+    nothing = np.full(len(token_ids), np.nan, np.float32)
+    rest = np.array(columns.get("rest_logprob", nothing), np.float32)  # None becomes NaN
     bounds = np.array([0, len(token_ids)])
     topk = TopK(token_ids, bounds, offsets_of(counts), flat, values, rest, nothing)  # type: ignore[arg-type]
     return (checked_projected if "rest_logprob" in columns else checked)(topk, MAX_WIDTH)

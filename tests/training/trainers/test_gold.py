@@ -21,6 +21,7 @@ import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import load_tokenizer
+from xtok.training.collator import Batch
 from xtok.training.running import run
 
 pytestmark = [
@@ -135,7 +136,7 @@ def test_training_on_policy_and_off_policy(
         all_is_aligned(trainer, batch)
 
 
-def all_is_aligned(trainer: Any, batch: dict[str, Any]) -> None:
+def all_is_aligned(trainer: Any, batch: Batch) -> None:
     """Check that chunks of completions have equal bytes, for any author of the completion.
 
     Random models also write control tokens, and ids beyond their tokenizers.
@@ -152,9 +153,9 @@ def all_is_aligned(trainer: Any, batch: dict[str, Any]) -> None:
     assert int(aligned.pair_valid.sum()) > 2
 
 
-def watch(trainer: Any) -> list[dict[str, Any]]:
+def watch(trainer: Any) -> list[Batch]:
     """Return a list that collects every training batch."""
-    seen: list[dict[str, Any]] = []
+    seen: list[Batch] = []
     fill = trainer._fill_buffer
 
     def watched(*args: Any) -> None:
@@ -233,10 +234,10 @@ def test_padding_does_not_change_the_positions_of_a_row(make_trainer: Make) -> N
     batch = first_batch(trainer)
     [row] = (batch["attention_mask"][:, 0] == 0).nonzero()[0].tolist()
     keep = batch["attention_mask"][row] != 0
-    single = {name: batch[name][row, keep][None] for name in ("input_ids", "attention_mask")}
+    ids, mask = (batch[name][row, keep][None] for name in ("input_ids", "attention_mask"))
     with torch.no_grad():
         beside = run(trainer.model.eval(), trainer.prepared(batch)).logits[row, keep]
-        expected = run(trainer.model, single).logits[0]
+        expected = run(trainer.model, {"input_ids": ids, "attention_mask": mask}).logits[0]
     torch.testing.assert_close(beside, expected)
 
 

@@ -5,7 +5,7 @@ Chunks are numbered through the whole batch. A block contains whole chunks of bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from os import PathLike
@@ -48,7 +48,7 @@ def count_chunks(
 
 
 @dataclass(eq=False)
-class NumberedAlignment(ShiftedAlignment):
+class NumberedAlignment(ShiftedAlignment[Tensor]):
     """A shifted alignment that numbers its chunks once for all losses."""
 
     chunks: dict[ChunkFilter, Chunks] = field(init=False, repr=False)
@@ -59,10 +59,9 @@ class NumberedAlignment(ShiftedAlignment):
 
 
 def chunks_in(
-    side_batch: Mapping[str, Any], chunk_filter: ChunkFilter, device: torch.device | None = None
+    aligned: ShiftedAlignment[Tensor], chunk_filter: ChunkFilter, device: torch.device | None = None
 ) -> Chunks:
-    """Return the numbered chunks from a teacher's part of a prepared batch."""
-    aligned = side_batch["shifted"]
+    """Return the numbered chunks of a shifted alignment, or number them."""
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[chunk_filter]
     return number_chunks(aligned, chunk_filter, device=device)

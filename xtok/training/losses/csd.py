@@ -132,9 +132,8 @@ class _SharedTokens(NamedTuple):
         firsts = [tokens.positions[tokens.starts[chunks]] for tokens in self.tokens]
         teacher = self.logits.teacher
         entry_positions = [] if cells is None else cells[:1]
-        return PlanPart(
-            firsts[0], compare, Read(teacher, firsts[1]), teacher.shape[2], entry_positions
-        )
+        read = Read(teacher, firsts[1])
+        return PlanPart(firsts[0], compare, read, teacher.shape[2], entry_positions)
 
     def rest_cells(self, events: Events) -> tuple[Tensor, Tensor]:
         """Return cells for the first tokens and the completions of chunks that are not 1:1."""

@@ -229,13 +229,10 @@ def _share_mass(log_p: Tensor, log_q: Tensor, events: EventIndex) -> Tensor:
     """
     log_t = log_q.index_select(1, events.partner)
     if len(events.student_tokens):
-        student_log, teacher_log = (
-            log.index_select(1, tokens).clamp_(min=LOWEST)
-            for log, tokens in ((log_p, events.student_tokens), (log_q, events.teacher_tokens))
-        )
+        student_log = log_p.index_select(1, events.student_tokens).clamp_(min=LOWEST)
+        teacher_log = log_q.index_select(1, events.teacher_tokens).clamp_(min=LOWEST)
         ratio = _log_sums(teacher_log, events.teacher_sums, events.num_sums)
         ratio -= _log_sums(student_log, events.student_sums, events.num_sums)
-        log_t.index_copy_(
-            1, events.student_tokens, student_log + ratio.index_select(1, events.student_sums)
-        )
+        shifted = student_log + ratio.index_select(1, events.student_sums)
+        log_t.index_copy_(1, events.student_tokens, shifted)
     return log_t

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import work_dtype
 
-Batch = Mapping[str, Any]
+if TYPE_CHECKING:
+    from xtok.training.collator import Batch, SideBatch
 
 
 class BatchLoss(ABC):
@@ -48,15 +49,15 @@ class BatchLoss(ABC):
     """Whether the loss accepts `HiddenLogits`."""
 
     @abstractmethod
-    def count(self, batch: Batch, side: Batch, /) -> int:
+    def count(self, batch: Batch, side: SideBatch, /) -> int:
         """Return the number of terms that the loss averages."""
 
     @abstractmethod
-    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
+    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch) -> Plan:
         """Return a plan for `one_pass`."""
 
     def __call__(
-        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch
+        self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch
     ) -> Tensor:
         """Return the mean loss of the batch."""
         plan = self.plan(student_logits, teacher_logits, batch, side)
@@ -72,12 +73,12 @@ class CustomLoss(BatchLoss):
     that `mean` averages; by default, the number of chunks.
     """
 
-    mean: Callable[[Any, Any, Batch, Batch], Tensor]
-    count: Callable[[Batch, Batch], int] = lambda batch, side: count_chunks(side["shifted"])
+    mean: Callable[[Any, Any, Batch, SideBatch], Tensor]
+    count: Callable[[Batch, SideBatch], int] = lambda batch, side: count_chunks(side["shifted"])
 
     takes_hidden = False
 
-    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
+    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch) -> Plan:
         """Return a plan without comparisons: its value, and the gradient of the value."""
         mean = self.mean(student_logits, teacher_logits, batch, side)
         gradients = [(mean, torch.ones_like(mean))]
@@ -139,20 +140,20 @@ class _ConfiguredLoss(BatchLoss):
     map: Any
     config: Any
 
-    def count(self, batch: Batch, side: Batch) -> int:
+    def count(self, batch: Batch, side: SideBatch) -> int:
         if self.spec.is_stored:
             return int(side["stored"].valid[:, 1:].sum())
-        chunks = chunks_in(side, self.config.chunk_filter, batch["targets"].device)
+        chunks = chunks_in(side["shifted"], self.config.chunk_filter, batch["targets"].device)
         return self.spec.count(self.map, (batch["targets"], side.get("targets")), chunks)
 
-    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: Batch) -> Plan:
+    def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch) -> Plan:
         if self.spec.is_stored:
             return self.spec.plan(student_logits, side["stored"])
         logprobs = side.get("teacher_logprobs") if self.spec.takes_logprobs else None
         if teacher_logits is None and logprobs is None:
             hint = "pass a teacher model; for alm, its log-probabilities are enough"
             raise XtokError("the teacher and its predictions are missing", hint=hint)
-        chunks = chunks_in(side, self.config.chunk_filter, student_logits.device)
+        chunks = chunks_in(side["shifted"], self.config.chunk_filter, student_logits.device)
         targets = batch.get("targets"), side.get("targets")
         sides = wrap_logits(
             student_logits, teacher_logits, chunks, targets=targets, teacher_logprobs=logprobs

@@ -92,9 +92,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
         loss = torch.where(p > 0, p * (log_p - candidate_logprobs), 0).sum()
         loss = loss + torch.where(p_rest > 0, p_rest * (log_rest - log_q_rest), 0).sum()
         mass = p.sum(1) + p_rest.masked_fill(is_empty, 0)
-        grad = (block.probabilities(width) * mass[:, None]).scatter_add_(
-            1, ids.clamp(max=width - 1), -p
-        )
+        grad = block.probabilities(width) * mass[:, None]
+        grad.scatter_add_(1, ids.clamp(max=width - 1), -p)
         grad -= log_others[:, :width].sub_(log_q_rest[:, None]).exp_().mul_(p_rest[:, None])
         total = p.sum(1) + p_rest
         is_wrong = exceeds(total, 1) | total.isnan()

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from xtok.errors import XtokError
 from xtok.training.audit import Audit, audit
-from xtok.training.collator import DistillationCollator
+from xtok.training.collator import Batch, DistillationCollator, SideBatch
 from xtok.training.heads import Head, find_heads
 from xtok.training.losses.cross_entropy import combine, cross_entropy
 from xtok.training.losses.logits import AnyLogits
@@ -84,7 +84,7 @@ class DistillationTrainer(Trainer):
             self._sums.reset()
         super().log(logs, *args, **kwargs)
 
-    def count_all(self, batches: Sequence[dict[str, Any]]) -> Tensor:
+    def count_all(self, batches: Sequence[Batch]) -> Tensor:
         """Count the loss terms of an optimizer step, and store `count` and `totals` in its batches.
 
         With dynamic scaling, all batches first run once without gradients to compute `step_losses`.
@@ -102,7 +102,7 @@ class DistillationTrainer(Trainer):
                 batch["step_losses"] = step_losses
         return totals
 
-    def _step_means(self, batches: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    def _step_means(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         rng_context = preserve_rng(self.accelerator.device)
         with torch.no_grad(), self.compute_loss_context_manager(), rng_context:
             self.model_wrapped.train()
@@ -111,14 +111,14 @@ class DistillationTrainer(Trainer):
         distillation, cross_entropy = self.accelerator.reduce(parts.sum(0), "sum")
         return distillation, cross_entropy
 
-    def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
+    def prepared(self, inputs: Any, num_rows: int | None = None) -> Batch:
         """Convert the inputs of `compute_loss`, or only their first rows, to a prepared batch."""
         raise NotImplementedError
 
     def compute_loss(
         self,
         model: Any,
-        inputs: dict[str, Any],
+        inputs: Any,
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
@@ -140,7 +140,7 @@ class DistillationTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _evaluate_batch(
-        self, model: Any, inputs: dict[str, Any], batch: dict[str, Any], return_outputs: bool
+        self, model: Any, inputs: Any, batch: Batch, return_outputs: bool
     ) -> tuple[Tensor, Any]:
         evaluation, size = self._evaluation, len(batch["input_ids"])
         num_rows = size if evaluation is None else evaluation.take(size)
@@ -225,14 +225,14 @@ class DistillationTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
-    def _terms(self, model: Any, batch: dict[str, Any], outputs: Any = None) -> LossTerms:
+    def _terms(self, model: Any, batch: Batch, outputs: Any = None) -> LossTerms:
         student, teachers, router = self._forward(model, batch, outputs)
         totals, step_losses = batch.get("totals"), batch.get("step_losses")
         return self.objective.terms(student, teachers, batch, totals, step_losses, router)
 
     def _forward(
-        self, model: Any, batch: dict[str, Any], outputs: Any
-    ) -> tuple[AnyLogits, list[Any], Tensor | None]:
+        self, model: Any, batch: Batch, outputs: Any
+    ) -> tuple[AnyLogits, list[AnyLogits | None], Tensor | None]:
         self._check_models([model, *self.teachers], batch)
         if outputs is None:
             outputs = run(model, batch, self._heads[0])
@@ -241,13 +241,10 @@ class DistillationTrainer(Trainer):
             outputs.logits = outputs.logits[: len(batch["input_ids"])]
         runs = zip(self.teachers, batch["teachers"], self._heads[1:], strict=True)
         with torch.no_grad(), evaluating(self.teachers), self.accelerator.autocast():
-            logits = [
-                None if t is None else logits_of(t, side_batch, head)
-                for t, side_batch, head in runs
-            ]
+            logits = [None if t is None else logits_of(t, side, head) for t, side, head in runs]
         return outputs.logits, logits, router_loss(model, outputs, self.router_aux_loss_coef)
 
-    def _check_models(self, models: Sequence[Any], batch: dict[str, Any]) -> None:
+    def _check_models(self, models: Sequence[Any], batch: Batch) -> None:
         """Check the ids of each batch; for the first batch, find the heads and run the audit."""
         sides = [batch, *batch["teachers"]]
         for index, (model, side_batch) in enumerate(zip(models, sides, strict=True)):
@@ -312,7 +309,7 @@ class _EvaluationSums(_Sums):
         return int(num_rows)
 
 
-def _nats_and_bytes(logits: AnyLogits | None, side_batch: Any, sizes: Tensor) -> Tensor:
+def _nats_and_bytes(logits: AnyLogits | None, side_batch: SideBatch, sizes: Tensor) -> Tensor:
     """Return a teacher's total −log p of the targets, and the targets' bytes, float32 `[2]`.
 
     If `logits` is None, targets without a stored log-probability are ignored. `sizes`, `[B, T]`,

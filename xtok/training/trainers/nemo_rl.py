@@ -14,7 +14,7 @@ from xtok.maps.map_arguments import bind_map, read_map
 from xtok.tokenizers import load_pair
 
 if TYPE_CHECKING:
-    from xtok.alignment.aligner import Array
+    from xtok.alignment.aligner import Array, ArrayT
 
 
 class NemoTokenAligner(aligner.TokenAligner):
@@ -51,14 +51,14 @@ class NemoTokenAligner(aligner.TokenAligner):
 
     def align(  # type: ignore[override]
         self,
-        student_ids: Array,
+        student_ids: ArrayT,
         teacher_ids: Array,
         *,
         student_offsets: Array | None = None,
         teacher_offsets: Array | None = None,
         student_attention_mask: Array | None = None,
         teacher_attention_mask: Array | None = None,
-    ) -> AlignmentBatch:
+    ) -> AlignmentBatch[ArrayT]:
         """Align a batch of token ids, like `xtok.TokenAligner.align`.
 
         The result has only the fields of `AlignmentBatch`, because NeMo-RL's collator copies all

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from xtok.training.collator import DistillationCollator, prepare, slice_rows
+from xtok.training.collator import Batch, DistillationCollator, prepare, slice_rows
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
@@ -100,7 +100,7 @@ class XTokTrainer(DistillationTrainer):
         # At the end of a stream, `Trainer` requests batches for a step that does not take place.
         return step, self.count_all(step) if step else None
 
-    def prepared(self, inputs: dict[str, Any], num_rows: int | None = None) -> dict[str, Any]:
+    def prepared(self, inputs: Batch, num_rows: int | None = None) -> Batch:
         """Convert the inputs of `compute_loss`, or only their first rows, to a prepared batch."""
         if "totals" in inputs:
             return inputs

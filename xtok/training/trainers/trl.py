@@ -18,7 +18,7 @@ from xtok.conversation.teacher_side import (
 )
 from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
-from xtok.training.collator import DistillationCollator, prepare
+from xtok.training.collator import Batch, DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
@@ -158,7 +158,7 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         setattr(self, name, getattr(self, name) + change)
         return loss
 
-    def prepared(self, inputs: Mapping[str, Any], num_rows: int | None = None) -> dict[str, Any]:
+    def prepared(self, inputs: Mapping[str, Any], num_rows: int | None = None) -> Batch:
         """Convert the inputs of GOLD, or only their first rows, to a prepared batch."""
         if "_xtok" in inputs:
             return inputs["_xtok"]  # type: ignore[no-any-return]
