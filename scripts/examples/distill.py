@@ -18,7 +18,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +51,7 @@ NUMBERS: dict[str, Any] = {
     "clip": 1.0, "seed": 0, "save-every": 100, "measure-every": 100, "num-workers": 0,
     "temperature": 1.0, "distillation-weight": 1.0, "cross-entropy-weight": 1.0,
 }  # fmt: skip
+AT_LEAST_1 = {"batch-size", "max-length", "save-every", "measure-every"}
 
 
 def losses_of(
@@ -387,6 +388,52 @@ def train(options: argparse.Namespace) -> None:
         projection.to_map().save(options.output / f"map-{number}.safetensors")
 
 
+def number(kind: type[Any], minimum: float = 0) -> Callable[[str], Any]:
+    """Return a function that parses a number, and reports a number below the minimum."""
+
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not value >= minimum:  # also true for NaN
+            raise argparse.ArgumentTypeError(f"{text}, expected at least {minimum}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse prints this name: invalid int value: 'x'
+    return parse
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Check options that depend on other options; an error names them."""
+    for name in ("teacher-tokenizer", "teacher-chat-template", "teacher-weight", "loss"):
+        count = len(getattr(options, name.replace("-", "_")) or options.teacher)
+        if count != len(options.teacher):
+            parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
+    if options.learn_map and {*options.loss} != {"p-kl"}:
+        parser.error("--learn-map requires --loss p-kl")
+    mapped = [name for name in options.loss if losses.LOSSES[name].map]
+    if mapped and not options.map:
+        kind: Any = losses.LOSSES[mapped[0]].map
+        parser.error(f"--loss {mapped[0]} requires {kind.name}: give it as --map")
+    if len(options.map) != len(mapped):
+        parser.error(f"{len(options.map)} of --map, but {len(mapped)} of the losses use a map")
+    try:
+        for name in options.loss:
+            config_of(name, options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def check_machine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Check options that depend on the machine: the device, packages and files."""
+    if options.plot is not None and find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    if missing := [run for run in options.plot or () if not (run / "log.jsonl").exists()]:
+        parser.error(f"--plot {missing[0]}: this folder contains no log.jsonl")
+    try:
+        torch.empty(1, device=options.device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: PyTorch without CUDA
+        parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, train, and plot."""
     parser = argparse.ArgumentParser(description="Distil teachers into a student.")
@@ -399,7 +446,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--student-chat-template", help="Jinja file or format name; default: the student's own")
     help_text = "Jinja file or format name, one per teacher; default: its own"
     add("--teacher-chat-template", action="append", help=help_text)
-    add("--teacher-weight", action="append", type=float, help="one per teacher")
+    add("--teacher-weight", action="append", type=number(float), help="one per teacher")
     add("--teachers", choices=("sum", "averaged-logits"), default="sum")
     add(
         "--map",
@@ -421,7 +468,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # `embeddings-first`: steps that train only the embeddings and the head, for a model of
     # `xtok transplant`.
     for name, default in NUMBERS.items():
-        add(f"--{name}", type=type(default), default=default, help="default: %(default)s")
+        parse = number(type(default), minimum=1 if name in AT_LEAST_1 else 0)
+        add(f"--{name}", type=parse, default=default, help="default: %(default)s")
     for name in ("reverse-kl", "dynamic-scaling", "autocast"):
         add(f"--{name}", action="store_true")
     add("--no-audit", action="store_true", help="skip the check of the first batch")
@@ -432,27 +480,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     options.loss = options.loss or ["event-kl"]
     options.loss *= len(options.teacher) if len(options.loss) == 1 else 1
-    for name in ("teacher-tokenizer", "teacher-chat-template", "teacher-weight", "loss"):
-        count = len(getattr(options, name.replace("-", "_")) or options.teacher)
-        if count != len(options.teacher):
-            parser.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
-    if options.learn_map and {*options.loss} != {"p-kl"}:
-        parser.error("--learn-map requires --loss p-kl")
-    mapped = [name for name in options.loss if losses.LOSSES[name].map]
-    if mapped and not options.map:
-        kind: Any = losses.LOSSES[mapped[0]].map
-        parser.error(f"--loss {mapped[0]} requires {kind.name}: give it as --map")
-    if len(options.map) != len(mapped):
-        parser.error(f"{len(options.map)} of --map, but {len(mapped)} of the losses use a map")
-    if options.plot is not None and find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install matplotlib")
+    check_options(parser, options)
+    check_machine(parser, options)
     train(options)
     if options.plot is not None:
         print(plot(options.output, options.plot))
     print(options.output)
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """Run `main`. An `XtokError` becomes two lines; other exceptions keep their traceback."""
     try:
         main()
     except XtokError as error:
@@ -460,5 +497,7 @@ if __name__ == "__main__":
         options["teacher_templates"] = "teacher-chat-template"
         hint = error.hint_with(f"--{options.get(error.parameter, error.parameter)}")
         sys.exit(f"error: {error.message}\nhint: {hint}")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    program()

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,13 @@ import torch
 from datasets import load_dataset
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from xtok import XtokError, load_tokenizer, losses, read_samples
@@ -83,12 +90,11 @@ class Arguments:
     )
 
 
-def parsed(argv: Sequence[str] | None) -> tuple[Any, list[Any], Any]:
-    """Parse the options of this script, load the teachers, and parse those of TrainingArguments.
+def parsed(argv: Sequence[str] | None) -> tuple[Any, Any, list[str]]:
+    """Parse the options of this script; return its parser, the options and the remaining arguments.
 
-    Two parsers, because a single --help would print 600 lines, with these options among them. The
-    teachers are loaded in between, because TrainingArguments with DeepSpeed's ZeRO-3 make
-    `from_pretrained` divide each model, and nothing would gather a teacher's weights again.
+    A second parser reads the options of TrainingArguments, because a single --help would print 600
+    lines, with these options among them.
     """
     own = HfArgumentParser(
         Arguments,  # type: ignore[arg-type]
@@ -97,14 +103,27 @@ def parsed(argv: Sequence[str] | None) -> tuple[Any, list[Any], Any]:
         "https://huggingface.co/docs/transformers/main_classes/trainer",
     )  # fmt: skip
     options, others = own.parse_args_into_dataclasses(argv, return_remaining_strings=True)
-    is_half = any(option.partition("=")[0] == "--bf16" for option in others)
-    dtype = torch.bfloat16 if is_half else torch.float32
-    teachers = [AutoModelForCausalLM.from_pretrained(x, dtype=dtype) for x in options.teacher]
-    training: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
-    config, unknown = training.parse_args_into_dataclasses(others, return_remaining_strings=True)
-    if unknown:
-        own.error(f"unknown options: {' '.join(unknown)}")
-    return options, teachers, config
+    with usage_errors(own, "--loss"):
+        losses.loss_spec(options.loss)
+    if options.max_length < 1:
+        own.error(f"--max_length is {options.max_length}, expected at least 1")
+    if options.teacher and losses.loss_spec(options.loss).is_stored:
+        own.error(f"--loss {options.loss} trains on stored predictions: remove --teacher")
+    for name in ("map", "teacher_chat_template"):
+        count = len(getattr(options, name) or options.teacher)
+        if options.teacher and count != len(options.teacher):
+            own.error(f"{count} of --{name} for {len(options.teacher)} of --teacher")
+    return own, options, others
+
+
+@contextmanager
+def usage_errors(own: Any, option: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Report exceptions of a kind as usage errors on one line."""
+    try:
+        yield
+    except kind as error:
+        text = " ".join(str(error).split())  # the hub's errors have several lines
+        own.error(f"{option}: {text}" if option else text)
 
 
 def read(name: str | None, *, is_stored: bool = False) -> Any:
@@ -120,7 +139,23 @@ def read(name: str | None, *, is_stored: bool = False) -> Any:
     if Path(name).exists():
         kind = "parquet" if name.endswith(".parquet") else "json"
         return load_dataset(kind, data_files=name, split="train")
+    if Path(name).suffix in (".json", ".jsonl", ".parquet"):  # not the name of a repo
+        raise FileNotFoundError("the file does not exist")
     return load_dataset(name, split="train")
+
+
+def read_inputs(own: Any, options: Any) -> list[Any]:
+    """Return the two datasets. A usage error if they or the models do not exist."""
+    for option, names in (("student", [options.student]), ("teacher", options.teacher)):
+        for name in names:
+            with usage_errors(own, f"--{option} {name}", OSError):
+                AutoConfig.from_pretrained(name)
+    is_stored, datasets = losses.loss_spec(options.loss).is_stored, []
+    for option in ("dataset", "eval_dataset"):
+        name = getattr(options, option)
+        with usage_errors(own, f"--{option} {name}", OSError):
+            datasets.append(read(name, is_stored=is_stored))
+    return datasets
 
 
 def collator_of(options: Any) -> Any:
@@ -131,21 +166,40 @@ def collator_of(options: Any) -> Any:
         load_tokenizer(options.student),
         [load_tokenizer(name) for name in options.teacher],
         student_template=options.student_chat_template,
-        teacher_templates=options.teacher_chat_template or None,
+        teacher_templates=(options.teacher and options.teacher_chat_template) or None,
         max_length=options.max_length,
     )
 
 
-def shard(teacher: Any, config: Any) -> None:
-    """Divide a teacher among the processes, layer by layer."""
+def layers_of(teacher: Any) -> list[Any]:
+    """Return the layers of a model, or an empty list if the model does not declare them.
+
+    `_no_split_modules` contains the names of the layers' classes. `--fsdp` uses it for the student.
+    """
+    names = getattr(teacher, "_no_split_modules", None) or ()
+    return [module for module in teacher.modules() if type(module).__name__ in names]
+
+
+def shard(own: Any, name: str, teacher: Any, config: Any) -> None:
+    """Divide a teacher among the processes, layer by layer. `name` is its name in errors."""
+    if not layers_of(teacher):
+        kind = type(teacher).__name__
+        own.error(f"--shard_teachers: {name} ({kind}) has no _no_split_modules; remove the option")
+    if "RANK" not in os.environ:
+        own.error("--shard_teachers requires torchrun or accelerate launch")
     mesh = init_device_mesh(config.device.type, (config.world_size,))
-    for part in (*teacher.get_decoder().layers, teacher):
+    for part in (*reversed(layers_of(teacher)), teacher):  # inner modules first
         fully_shard(part, mesh=mesh)
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
-    options, teachers, config = parsed(argv)
+    own, options, others = parsed(argv)
+    training: Any = HfArgumentParser(TrainingArguments)  # type: ignore[arg-type]
+    training.error = own.error  # its own usage has 600 lines
+    values, unknown = training.parse_known_args(others)
+    if unknown:
+        own.error(f"unknown options: {' '.join(unknown)}")
     spec = losses.loss_spec(options.loss)
     if spec.map and options.teacher and not options.map:
         raise XtokError(
@@ -153,25 +207,40 @@ def main(argv: Sequence[str] | None = None) -> Any:
             hint="build it, and give its path with {option}",
             parameter="map",
         )
-    for teacher in teachers if options.shard_teachers else ():
-        shard(teacher, config)
+    with usage_errors(own, ""):
+        combine = losses.CombineConfig(
+            cross_entropy_weight=options.cross_entropy_weight,
+            dynamic_scaling=options.dynamic_scaling,
+        )
+    # Data and tokenizers come first, because large models take minutes to load.
+    dataset, eval_dataset = read_inputs(own, options)
+    collator = collator_of(options)
+    # The teachers are loaded before TrainingArguments: with DeepSpeed's ZeRO-3, these arguments
+    # make `from_pretrained` divide each model, and nothing would gather a teacher's weights again.
+    dtype = torch.bfloat16 if values.bf16 else torch.float32
+    teachers = [AutoModelForCausalLM.from_pretrained(x, dtype=dtype) for x in options.teacher]
+    with usage_errors(own, ""):
+        [config] = training.parse_args_into_dataclasses(others)
+    with usage_errors(own, "--output_dir", OSError):
+        os.makedirs(config.output_dir, exist_ok=True)
+    if config.eval_strategy != "no" and not options.eval_dataset:
+        own.error(f"--eval_strategy {config.eval_strategy.value} requires --eval_dataset")
+    for name, teacher in zip(options.teacher, teachers, strict=True):
+        if options.shard_teachers:
+            shard(own, name, teacher, config)
     trainer = XTokTrainer(
         AutoModelForCausalLM.from_pretrained(options.student, dtype=torch.float32),
         config,
-        collator_of(options),
+        collator,
         teachers=teachers or (None if spec.is_stored else []),
         loss=options.loss,
         map=options.map or None,
-        combine=losses.CombineConfig(
-            cross_entropy_weight=options.cross_entropy_weight,
-            dynamic_scaling=options.dynamic_scaling,
-        ),
+        combine=combine,
         hidden_states=False if options.logits else None,
         audit=options.audit,
-        train_dataset=read(options.dataset, is_stored=spec.is_stored),
-        eval_dataset=read(options.eval_dataset, is_stored=spec.is_stored),
+        train_dataset=dataset,
+        eval_dataset=eval_dataset,
     )
-    os.makedirs(config.output_dir, exist_ok=True)
     last = get_last_checkpoint(config.output_dir)  # type: ignore[no-untyped-call]
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model()
@@ -180,11 +249,14 @@ def main(argv: Sequence[str] | None = None) -> Any:
     return trainer
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """Run `main`. An `XtokError` becomes two lines; other exceptions keep their traceback."""
     try:
         main()
     except XtokError as error:
         hint = error.hint_with(OPTIONS.get(error.parameter, f"{error.parameter}="))
         sys.exit(f"error: {error.message}\nhint: {hint}")
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    program()

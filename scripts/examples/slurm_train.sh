@@ -11,14 +11,27 @@
 #       --map events.safetensors --dataset corpus.jsonl --output_dir runs/event-kl --bf16 \
 #       --fsdp full_shard --fsdp_config scripts/examples/fsdp2.json
 #
-# Submit the same job again to resume from the last checkpoint. Run it in the clone.
+# Submit the job in the clone, with the environment of xtok activated. Options of sbatch come before
+# the path of this script: sbatch --nodes=2 --gpus-per-node=4 --partition=NAME scripts/…. Submit the
+# same job again to resume from the last checkpoint.
 set -euo pipefail
 
-if [[ $# -eq 0 ]]; then
-  printf 'error: the options of hf_trainer.py are missing\nhint: sbatch %s --student FOLDER ...\n' "$0" >&2
+fail() { # fail MESSAGE HINT
+  printf 'error: %s\nhint: %s\n' "$1" "$2" >&2
   exit 1
-fi
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+}
+
+# In a job, $0 is Slurm's copy of this script.
+script=scripts/examples/slurm_train.sh
+[[ $# -gt 0 ]] || fail "the options of hf_trainer.py are missing" "sbatch $script --student FOLDER ..."
+[[ -n ${SLURM_JOB_NODELIST:-} ]] || fail "this is not a Slurm job" "sbatch $script --student FOLDER ..."
+[[ -r scripts/examples/hf_trainer.py ]] ||
+  fail "there is no scripts/examples/hf_trainer.py in $PWD" "submit the job in the clone of xtok"
+
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+# Compute nodes often have no internet. Download models on the login node, or set HF_HUB_OFFLINE=0.
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
-srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-id "$SLURM_JOB_ID" \
-  --rdzv-backend c10d --rdzv-endpoint "$head:29500" scripts/examples/hf_trainer.py "$@"
+# Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
+srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-64}" torchrun --nnodes "$SLURM_NNODES" \
+  --nproc-per-node "${SLURM_GPUS_ON_NODE:-8}" --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \
+  --rdzv-endpoint "$first:29500" scripts/examples/hf_trainer.py "$@"

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import load_dataset
-from transformers import AutoTokenizer, HfArgumentParser
+from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 from transformers.trainer_utils import get_last_checkpoint
 
 from xtok import XtokError, losses
@@ -47,15 +48,25 @@ class Arguments:
 def read(name: str) -> Any:
     """Return the dataset of a file or a repo."""
     kind = {".jsonl": "json", ".parquet": "parquet"}.get(Path(name).suffix)
-    return (
-        load_dataset(kind, data_files=name, split="train")
-        if kind
-        else load_dataset(name, split="train")
-    )
+    if kind is None:
+        return load_dataset(name, split="train")
+    if not Path(name).exists():
+        raise FileNotFoundError("the file does not exist")
+    return load_dataset(kind, data_files=name, split="train")
 
 
-def parsed(argv: Sequence[str] | None) -> tuple[Any, Any]:
-    """Parse the options of this script, then those of GOLDConfig."""
+@contextmanager
+def usage_errors(own: Any, option: str, kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Report exceptions of a kind as usage errors on one line."""
+    try:
+        yield
+    except kind as error:
+        text = " ".join(str(error).split())  # the hub's errors have several lines
+        own.error(f"{option}: {text}" if option else text)
+
+
+def parsed(argv: Sequence[str] | None) -> tuple[Any, Any, Any]:
+    """Parse the options of this script, then those of GOLDConfig; return the first parser too."""
     own = HfArgumentParser(
         Arguments,  # type: ignore[arg-type]
         description=(__doc__ or "").partition("\n")[0], allow_abbrev=False,
@@ -64,18 +75,27 @@ def parsed(argv: Sequence[str] | None) -> tuple[Any, Any]:
     )  # fmt: skip
     options, others = own.parse_args_into_dataclasses(argv, return_remaining_strings=True)
     gold: Any = HfArgumentParser(GOLDConfig)  # type: ignore[arg-type]
-    config, unknown = gold.parse_args_into_dataclasses(others, return_remaining_strings=True)
+    gold.error = own.error  # its own usage has 600 lines
+    with usage_errors(own, ""):
+        config, unknown = gold.parse_args_into_dataclasses(others, return_remaining_strings=True)
     if unknown:
         own.error(f"unknown options: {' '.join(unknown)}")
-    return options, config
+    with usage_errors(own, "--loss"):
+        kind = losses.loss_spec(options.loss).map
+    if kind and not options.map:
+        own.error(f"--loss {options.loss} requires {kind.name}: give it as --map")
+    for option in ("student", "teacher"):
+        name = getattr(options, option)
+        with usage_errors(own, f"--{option} {name}", OSError):
+            AutoConfig.from_pretrained(name)
+    return own, options, config
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Parse, train, save; return the trainer."""
-    options, config = parsed(argv)
-    kind = losses.loss_spec(options.loss).map
-    if kind and not options.map:
-        raise SystemExit(f"--loss {options.loss} requires {kind.name}: give it as --map")
+    own, options, config = parsed(argv)
+    with usage_errors(own, f"--dataset {options.dataset}", OSError):
+        dataset = read(options.dataset)
     tokenizer = AutoTokenizer.from_pretrained(options.student)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if options.student_chat_template:
@@ -87,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
         loss=options.loss,  # or your own: make_loss("p-kl", map=…, config=PKLConfig(…))
         map=options.map,
         teacher_template=options.teacher_chat_template,
-        train_dataset=read(options.dataset),
+        train_dataset=dataset,
         processing_class=tokenizer,
     )
     os.makedirs(config.output_dir, exist_ok=True)
@@ -97,9 +117,14 @@ def main(argv: Sequence[str] | None = None) -> Any:
     return trainer
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """Run `main`. An `XtokError` becomes two lines; other exceptions keep their traceback."""
     try:
         main()
     except XtokError as error:
         hint = error.hint_with(f"--{error.parameter}".replace("_template", "_chat_template"))
         sys.exit(f"error: {error.message}\nhint: {hint}")
+
+
+if __name__ == "__main__":
+    program()

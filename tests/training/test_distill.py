@@ -228,6 +228,44 @@ def test_from_scratch_and_bad_input(setting: list[str], tmp_path: Path, capsys: 
         run(mistaken, tmp_path / "f", steps=1)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--batch-size=0", "argument --batch-size: 0, expected at least 1"),
+        ("--steps=-1", "argument --steps: -1, expected at least 0"),
+        ("--clip=nan", "argument --clip: nan, expected at least 0"),
+        ("--warmup=x", "argument --warmup: invalid int value: 'x'"),
+        ("--teacher-weight=-1", "argument --teacher-weight: -1, expected at least 0"),
+        ("--top-k=0", "top_k is 0, expected at least 1"),
+        ("--device=tpu9", "--device tpu9: "),
+        ("--plot=no-run", "--plot no-run: this folder contains no log.jsonl"),
+    ],
+)
+def test_a_value_out_of_range_is_a_usage_error(
+    setting: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str,
+    message: str,
+) -> None:  # fmt: skip
+    with pytest.raises(SystemExit) as error:
+        run(setting, tmp_path / "run", option)
+    assert error.value.code == 2
+    assert f": error: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_errors_for_users_lose_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    error = XtokError("no", hint="use {option}", parameter="student_template")
+    monkeypatch.setattr(distill, "main", lambda: fail(error))
+    with pytest.raises(SystemExit) as caught:
+        distill.program()
+    assert caught.value.code == "error: no\nhint: use --student-chat-template"
+    monkeypatch.setattr(distill, "main", lambda: fail(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        distill.program()
+
+
 def test_a_plot_that_cannot_be_drawn_fails_before_training(
     setting: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

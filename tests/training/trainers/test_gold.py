@@ -458,6 +458,27 @@ def test_the_example_script_trains_and_resumes(small: Path, tmp_path: Path, gold
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.usefixtures("gold")
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--loss=event-kl", "--loss event-kl requires an event map: give it as --map"),
+        ("--loss=kl", "--loss: loss is 'kl', expected one of "),
+        ("--loss=alm", "--student /no/model: "),
+        ("--learning_rate=x", "argument --learning_rate"),
+    ],
+)
+def test_a_bad_option_of_the_example_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    example = importlib.import_module("trl_gold")
+    models = ["--student=/no/model", "--teacher=/no/model", "--dataset=no.jsonl"]
+    with pytest.raises(SystemExit) as error:
+        example.main([*models, f"--output_dir={tmp_path}", "--bf16=false", "--use_cpu", option])
+    assert error.value.code == 2
+    assert f": error: {message}" in capsys.readouterr().err
+
+
 # Real tokenizers
 
 

@@ -19,7 +19,7 @@ from datasets import Dataset
 from forked import Forks
 from make_maps import built
 from tiny_models import logged, save_model, tiny_model, weights_of
-from transformers import TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 import xtok
 from xtok import DistillationCollator as Collator
@@ -697,6 +697,98 @@ def test_the_example_prints_its_own_options(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         hf_trainer.main(["--student=a", "--dataset=b", "--output_dir=c", "--bogus"])
     assert capsys.readouterr().err.endswith("error: unknown options: --bogus\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype"),
+    [
+        ([], torch.float32),
+        (["--bf16"], torch.bfloat16),
+        (["--bf16=true"], torch.bfloat16),
+        (["--bf16", "False"], torch.float32),
+    ],
+)
+def test_the_example_loads_teachers_in_the_precision_of_training(
+    trainer_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    class Made(Exception):
+        pass
+
+    def make(*_: Any, teachers: Any, **__: Any) -> Any:
+        raise Made(teachers[0].dtype)
+
+    monkeypatch.setattr(hf_trainer, "XTokTrainer", make)
+    with pytest.raises(Made) as made:
+        hf_trainer.main([*trainer_options, f"--output_dir={tmp_path}", *more])
+    assert made.value.args == (dtype,)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--dataset=no.jsonl", "--dataset no.jsonl: the file does not exist"),
+        ("--eval_dataset=no.json", "--eval_dataset no.json: the file does not exist"),
+        ("--student=/no/model", "--student /no/model: "),
+        ("--teacher=/no/model", "--teacher /no/model: "),
+        ("--loss=kl", "--loss: loss is 'kl', expected one of "),
+        ("--loss=topk-kl", "--loss topk-kl trains on stored predictions: remove --teacher"),
+        ("--shard_teachers=true", "--shard_teachers requires torchrun or accelerate launch"),
+        ("--max_length=0", "--max_length is 0, expected at least 1"),
+        ("--cross_entropy_weight=-1", "cross_entropy_weight is -1.0, expected at least 0"),
+        ("--teacher_chat_template=a b", "2 of --teacher_chat_template for 1 of --teacher"),
+        ("--eval_strategy=epoch", "--eval_strategy epoch requires --eval_dataset"),
+        ("--lr_scheduler_type=no", "argument --lr_scheduler_type"),
+        ("--learning_rate=x", "argument --learning_rate"),
+        ("--output_dir=/proc/x", "--output_dir: [Errno 2] No such file or directory: '/proc/x'"),
+    ],
+)
+def test_a_bad_option_of_the_example_is_a_usage_error(
+    trainer_options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str,
+    message: str,
+) -> None:  # fmt: skip
+    name, _, values = option.partition("=")
+    kept = [o for o in trainer_options if o.partition("=")[0] != name]
+    with pytest.raises(SystemExit) as error:
+        hf_trainer.main([*kept, f"--output_dir={tmp_path}", name, *values.split()])
+    assert error.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f": error: {message}" in last
+
+
+def test_only_errors_for_users_lose_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    error = XtokError("no", hint="use {option}", parameter="teacher_templates")
+    monkeypatch.setattr(hf_trainer, "main", lambda: fail(error))
+    with pytest.raises(SystemExit) as caught:
+        hf_trainer.program()
+    assert caught.value.code == "error: no\nhint: use --teacher_chat_template"
+    monkeypatch.setattr(hf_trainer, "main", lambda: fail(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        hf_trainer.program()
+
+
+def test_layers_of_a_sharded_teacher() -> None:
+    """GPT-2's layers are not in an attribute `layers`."""
+    config = GPT2Config(vocab_size=64, n_embd=16, n_layer=3, n_head=2)
+    for model, count in ((tiny_model(64, seed=0, layers=2), 2), (GPT2LMHeadModel(config), 3)):
+        layers = hf_trainer.layers_of(model)
+        assert len(layers) == count == model.config.num_hidden_layers
+    assert hf_trainer.layers_of(torch.nn.Linear(2, 2)) == []
+
+
+def test_a_teacher_without_known_layers_cannot_be_sharded(
+    trainer_options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(hf_trainer, "layers_of", lambda _: [])
+    with pytest.raises(SystemExit) as error:
+        hf_trainer.main([*trainer_options, f"--output_dir={tmp_path}", "--shard_teachers"])
+    assert error.value.code == 2
+    [teacher] = [o.partition("=")[2] for o in trainer_options if o.startswith("--teacher=")]
+    assert f"--shard_teachers: {teacher} (LlamaForCausalLM)" in capsys.readouterr().err
 
 
 def test_the_example_trains_from_stored_predictions(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import hf_trainer
 import pytest
@@ -87,5 +89,29 @@ def test_configuration_files_are_json() -> None:
     assert zero["stage3_gather_16bit_weights_on_model_save"] is True
 
 
-def test_the_slurm_script_is_a_shell_script() -> None:
-    subprocess.run(["bash", "-n", str(EXAMPLES / "slurm_train.sh")], check=True, timeout=60)
+def slurm_train(folder: Path, *arguments: str, **variables: str) -> Any:
+    """Run `slurm_train.sh` with an `srun` that prints its arguments."""
+    for name, line in (("scontrol", "printf 'node7\\nnode8\\n'"), ("srun", 'echo "$@"')):
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return subprocess.run(
+        ["bash", str(EXAMPLES / "slurm_train.sh"), *arguments],
+        env={"PATH": f"{folder}:{os.environ['PATH']}", **variables},
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_slurm_job_starts_a_process_per_gpu(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NNODES": "2", "SLURM_JOB_ID": "42"}
+    result = slurm_train(
+        tmp_path, "--student", "a b", **job, SLURM_GPUS_ON_NODE="4", SLURM_CPUS_PER_TASK="32"
+    )
+    assert result.stdout == (
+        "--cpus-per-task=32 torchrun --nnodes 2 --nproc-per-node 4 --rdzv-id 42 "
+        "--rdzv-backend c10d --rdzv-endpoint node7:29500 scripts/examples/hf_trainer.py "
+        "--student a b\n"
+    )
+    result = slurm_train(tmp_path, **job)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: the options of hf_trainer.py are missing\nhint: sbatch")
+    assert "error: this is not a Slurm job" in slurm_train(tmp_path, "--student", "a").stderr
