@@ -170,6 +170,10 @@ ERRORS: Errors = {
             lambda: chat([QUESTION], variables={"messages": []}),
             "the template variables contain messages, which is a separate argument",
         ),
+        (
+            lambda: chat([QUESTION], variables={1: 2}),
+            "the template variables contain 1, which is not a string",
+        ),
     ],
     "use 1 to train on the message, or 0 to exclude it": [
         (

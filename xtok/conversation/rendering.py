@@ -210,9 +210,11 @@ def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str
     """
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
-    if clashes := sorted(arguments & variables.keys()):
-        problem = f"the template variables contain {clashes[0]}, which is a separate argument"
-        raise XtokError(problem, hint="remove it from the variables")
+    for name in variables:
+        if name in arguments or not isinstance(name, str):
+            reason = "a separate argument" if name in arguments else "not a string"
+            problem = f"the template variables contain {name}, which is {reason}"
+            raise XtokError(problem, hint="remove it from the variables")
     tools = tools or tool_schemas(variables.pop("tools", None))
     if "documents" in variables:
         variables["documents"] = to_json_types(variables["documents"])

@@ -123,6 +123,20 @@ def test_each_process_reads_its_rows_of_an_iterable_dataset(tmp_path: Path) -> N
         trainer(tmp_path, student, teacher, accelerator_config={"dispatch_batches": True})
 
 
+def test_several_processes_need_the_same_number_of_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With even_batches=False, DDP waits for processes that have no last batch."""
+    student, teacher = (tiny_model(WIDTH, seed=n) for n in (0, 1))
+    uneven: dict[str, Any] = {"accelerator_config": {"even_batches": False}}
+    trainer(tmp_path, student, teacher, **uneven)  # one process
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    trainer(tmp_path, student, teacher)
+    trainer(tmp_path, student, teacher, **uneven, dataloader_drop_last=True)
+    with pytest.raises(XtokError, match="even_batches"):
+        trainer(tmp_path, student, teacher, **uneven)
+
+
 def test_logs_after_the_end_of_a_stream(tmp_path: Path) -> None:
     """`Trainer` requests the batches of `max_steps` in each epoch, also after the last one."""
     student, teacher = (tiny_model(WIDTH, seed=n, sharp=0.2) for n in (0, 1))

@@ -335,16 +335,18 @@ def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
 
 
 def _require_supported(args: Any, accelerator: Any) -> None:
-    """Raise an `XtokError` for setups that split batches: an alignment cannot be split."""
+    """Raise an `XtokError` for setups that split batches, or give processes fewer batches."""
     if args.n_gpu > 1:
         raise XtokError(
             f"one process with {args.n_gpu} GPUs is not supported",
             hint="start a process per GPU: torchrun --nproc-per-node N script.py",
         )
+    problem = ""
     if accelerator.dataloader_config.dispatch_batches:
-        raise XtokError(
-            "dispatch_batches=True is not supported, because it cannot split alignments",
-            hint="remove it from accelerator_config, so that each process reads its own rows",
-        )
+        problem = "dispatch_batches=True is not supported, because it cannot split alignments"
+    elif not (accelerator.even_batches or args.dataloader_drop_last) and args.world_size > 1:
+        problem = "even_batches=False gives some processes fewer batches: training hangs or crashes"
+    if problem:
+        raise XtokError(problem, hint="remove it from accelerator_config")
     # By default, one process reads an iterable dataset for all processes.
     accelerator.dataloader_config.dispatch_batches = False

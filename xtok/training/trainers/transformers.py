@@ -46,8 +46,8 @@ class XTokTrainer(DistillationTrainer):
             libraries.
 
     Raises:
-        XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, or if
-            one process has several GPUs.
+        XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, if one
+            process has several GPUs, or if `even_batches` is False with several processes.
         ValueError: if `teachers` is missing, or set for stored predictions, if the numbers of
             teachers, losses and maps differ, or if label smoothing or a `compute_loss_func` is set.
     """

@@ -72,7 +72,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if the student is a vision
-            model, or if one process has several GPUs.
+            model, if one process has several GPUs, or if `even_batches` is False with several
+            processes.
         ValueError: if `args` sets label smoothing.
     """
 
@@ -104,13 +105,10 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
             raise XtokError(
                 "the student is a vision model", hint="use TRL's own GOLDTrainer for vision models"
             )
-        student, teacher = (
-            from_transformers(tokenizer, vocab_size=of_model.config.get_text_config().vocab_size)
-            for tokenizer, of_model in (
-                (self._tokenizer, self.accelerator.unwrap_model(self.model)),
-                (self.teacher_tokenizer, self.accelerator.unwrap_model(self.teacher_model)),
-            )
-        )
+        models = [self.accelerator.unwrap_model(m) for m in (self.model, self.teacher_model)]
+        widths = [model.config.get_text_config().vocab_size for model in models]
+        tokenizers = zip((self._tokenizer, self.teacher_tokenizer), widths, strict=True)
+        student, teacher = (from_transformers(t, vocab_size=width) for t, width in tokenizers)
         self.distillation_collator = DistillationCollator(
             student, teacher, teacher_templates=[teacher_template]
         )
