@@ -73,8 +73,7 @@ def verify(
             m = read_map(any_map, student_vocab_size=widths[0], teacher_vocab_size=widths[1])
         else:
             header = packing.parse_header(parts[1])
-            cls = MAP_CLASSES[packing.kind_of(header)]
-            m, digests = packing.assemble(cls, parts[0], header)
+            m, digests = packing.assemble(MAP_CLASSES[packing.kind_of(header)], parts[0], header)
         checks = *_checks(m, digests), *_model_checks(m, tokenizers, widths)
     except MALFORMED as error:
         checks = (Check("format", "failed", describe_damage(error)),)
