@@ -1,1 +1,1 @@
-"""Alignment of two tokenizations of one text in chunks."""
+"""Align two tokenizations of the same text, chunk by chunk."""

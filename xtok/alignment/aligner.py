@@ -30,25 +30,29 @@ ArrayT = TypeVar("ArrayT", "NDArray[Any]", "torch.Tensor")
 """The type of an alignment's arrays."""
 
 PYTHON_TOKENS = 600
-"""Number of tokens to align in Python before the kernels are loaded, which takes seconds."""
+"""Number of tokens that an aligner aligns in Python before it loads the kernels.
+
+Loading the kernels takes seconds.
+"""
 
 
 @dataclass(eq=False)
 class AlignmentBatch(Generic[ArrayT]):
     """The alignment of a student batch with a teacher batch, with NeMo-RL's field names.
 
-    A chunk is the text between two neighboring byte positions at which a token ends on both sides.
-    The field names call a chunk a pair. The fields are NumPy arrays, or torch tensors if the ids
-    are tensors.
+    A chunk is the text between two successive shared boundaries. A shared boundary is a byte
+    position at which a token of each side ends. In the field names, `pair` means chunk. The fields
+    are NumPy arrays, or torch tensors if the ids are tensors.
     """
 
     pair_valid: ArrayT  # [B, max_pairs], bool, whether the chunk exists
-    # [B, max_pairs], bool, whether both sides have equal bytes or are special tokens of one role
+    # [B, max_pairs], bool, whether both sides have equal bytes, or are special tokens with the same
+    # role
     pair_is_correct: ArrayT
     # [B, T_s] and [B, T_t], bool, whether the token's chunk is correct and has one token per side
     student_exact_partition_mask: ArrayT
     teacher_exact_partition_mask: ArrayT
-    # [B, T_s] and [B, T_t], int64, chunk of each token, or −1
+    # [B, T_s] and [B, T_t], int64, chunk number of each token, −1 outside chunks
     student_chunk_id: ArrayT
     teacher_chunk_id: ArrayT
     num_chunks: ArrayT  # [B], int64, number of chunks
@@ -73,8 +77,8 @@ class ShiftedAlignment(AlignmentBatch[ArrayT]):
 class FlatAlignment:
     """The alignment of many documents as flat arrays. Chunk numbers start at 0 in each document."""
 
-    student_chunk_id: NDArray[np.int32]  # [student tokens], chunk of each token, or −1
-    teacher_chunk_id: NDArray[np.int32]  # [teacher tokens], chunk of each token, or −1
+    student_chunk_id: NDArray[np.int32]  # [student tokens], chunk number or −1
+    teacher_chunk_id: NDArray[np.int32]  # [teacher tokens], chunk number or −1
     num_chunks: NDArray[np.int64]  # [documents], number of chunks
     is_correct: NDArray[np.bool_]  # [chunks of all documents], whether both sides are equal
 
@@ -87,9 +91,10 @@ class FlatAlignment:
     def numbers(
         self, student_lengths: NDArray[np.int64], teacher_lengths: NDArray[np.int64]
     ) -> list[NDArray[np.int64]]:
-        """Return the chunk of each token on both sides. Chunk numbers continue across documents.
+        """Return the chunk number of each token, for both sides.
 
-        Tokens outside chunks get the total number of chunks.
+        The chunks are numbered across all documents. The number of a token outside all chunks is
+        the total number of chunks.
         """
         first = np.cumsum(self.num_chunks) - self.num_chunks
         sides = (self.student_chunk_id, student_lengths), (self.teacher_chunk_id, teacher_lengths)
@@ -127,20 +132,20 @@ class AlignedPair:
 
     student_ids: tuple[int, ...]
     teacher_ids: tuple[int, ...]
-    student_tokens: tuple[int, int]  # position of the first token, and the end
+    student_tokens: tuple[int, int]  # start and end (exclusive)
     teacher_tokens: tuple[int, int]
     student_bytes: tuple[int, int]  # byte span in the student's text
     teacher_bytes: tuple[int, int]  # byte span in the teacher's text
-    is_correct: bool  # both sides have equal bytes, or are special tokens of one role
+    is_correct: bool  # both sides have equal bytes, or are special tokens with the same role
 
 
 def _symbols(
     roles: Mapping[int, int], tables: tuple[TokenTable, TokenTable]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the symbols of control tokens on both sides. Counterparts have the same symbol.
+    """Return a symbol for each control token. Counterparts have the same symbol.
 
-    The first bos tokens of both sides also have the same symbol. So do the first eos tokens, even
-    if an eos token that ends turns has a different counterpart.
+    The first bos tokens of both sides also have the same symbol, and so have the first eos tokens.
+    This holds even if such an eos token also ends turns and therefore has a different counterpart.
     """
     teacher_symbols = {t: CONTROL + n for n, t in enumerate(sorted(set(roles.values())))}
     if len(teacher_symbols) > FIRST_UNKNOWN - CONTROL:
@@ -162,10 +167,11 @@ def _symbols(
 class TokenAligner:
     """Aligns token ids of a student and a teacher without decoding them.
 
-    A chunk ends at a shared boundary: a byte at which a student token and a teacher token end. If
-    the bytes differ (because of normalizers, prefix spaces, or special tokens without a
-    counterpart), a banded Needleman-Wunsch algorithm aligns the tokens between the nearest shared
-    boundaries. Tokens without a counterpart do not belong to a chunk. An aligner can be pickled.
+    A chunk ends at a shared boundary, which is a byte position at which a student token and a
+    teacher token end. If the bytes differ (because of normalizers, prefix spaces, or special tokens
+    without a counterpart), a banded Needleman-Wunsch algorithm aligns the tokens between the
+    nearest shared boundaries. Tokens that cannot be aligned belong to no chunk. An aligner can be
+    pickled.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> aligner.pairs([110, 195, 169], [110, 195, 169])[0].student_bytes
@@ -173,8 +179,8 @@ class TokenAligner:
 
     Args:
         pair: the student and the teacher.
-        max_comb_len: maximum number of tokens on each side of a chunk where the bytes differ, 1 to
-            64.
+        max_comb_len: maximum number of tokens per side of a chunk, 1 to 64. The limit applies only
+            where the bytes of the two sides differ.
 
     Raises:
         XtokError: if one of the two token tables is missing.
@@ -185,7 +191,8 @@ class TokenAligner:
         if not 1 <= max_comb_len <= MAX_COMB_LEN:
             raise ValueError(f"max_comb_len is {max_comb_len}, expected 1 to {MAX_COMB_LEN}")
         student_types, teacher_types = (table.types for table in pair.tables)
-        # Two unknown tokens can be different text, because each vocabulary lacks other characters.
+        # Two unknown tokens are not counterparts: each vocabulary lacks different characters, so
+        # the tokens can stand for different text.
         roles = {
             s: t
             for s, t in pair.equal_roles.items()
@@ -194,7 +201,7 @@ class TokenAligner:
         student, teacher = _symbols(roles, pair.tables)
         self.student = SymbolTable("student", pair.tables[0], student, FIRST_UNKNOWN)
         self.teacher = SymbolTable("teacher", pair.tables[1], teacher, FIRST_UNKNOWN + 1)
-        # `align_spans` is not possible if a library drops text, which shifts all later offsets.
+        # If a library drops text, all later offsets are shifted, so `align_spans` cannot be used.
         tokenizers = (pair.student_tokenizer, pair.teacher_tokenizer)
         self.is_lossy = any(t is not None and t.drops_text for t in tokenizers)
         self.max_comb_len = max_comb_len
@@ -272,7 +279,7 @@ class TokenAligner:
         """Align one document that contains unknown tokens, by byte offsets in its text.
 
         A chunk is a range between two shared boundaries that has the same bytes on both sides. Each
-        argument contains ids, and byte offsets in the text, `[T + 1]`, int64.
+        argument contains ids and their byte offsets in the text, int64 `[T + 1]`.
         """
         shared = np.intersect1d(student[1], teacher[1])
         s_parts, s_index = _segments(self.student, *student, shared)
@@ -323,9 +330,10 @@ class TokenAligner:
 def _segments(
     table: SymbolTable, ids: NDArray[Any], bounds: NDArray[np.int64], shared: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Return the symbols between neighboring shared boundaries, and the segment of each token.
+    """Split the symbols of one side at shared boundaries, and return each token's segment.
 
-    A token has segment −1 if it has no symbols or lies outside the shared boundaries.
+    The segment is −1 if a token has no symbols, or lies before the first or after the last shared
+    boundary.
     """
     starts, ends = table.offsets[ids], table.offsets[ids + 1]
     symbols = [table.symbols[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
@@ -370,7 +378,9 @@ class TextAlignment:
 class Chunk(NamedTuple):
     """A chunk with ids and escaped tokens, or a single token outside all chunks."""
 
-    kind: str  # `same` (one token per side), `split`, `different` (unequal bytes) or `alone`
+    # `same` (one token per side), `split` (several tokens on a side), `different` (unequal bytes),
+    # or `alone` (outside chunks)
+    kind: str
     student: Sequence[tuple[int, str]]
     teacher: Sequence[tuple[int, str]]
 
@@ -426,7 +436,8 @@ def shift_to_predictions(batch: AlignmentBatch[ArrayT]) -> ShiftedAlignment[Arra
     """Shift an alignment from the tokens to the positions that predict them, as losses require.
 
     Position i receives the chunk of token i + 1. The last position and padding predict no token. A
-    chunk becomes invalid if no position on one side predicts a token of the chunk.
+    chunk becomes invalid if no student position, or no teacher position, predicts any of its
+    tokens.
 
     >>> aligner = xtok.TokenAligner(xtok.load_pair("bytes", "bytes"))
     >>> batch = aligner.align(np.array([[104, 105]]), np.array([[104, 105]]))

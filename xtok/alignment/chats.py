@@ -87,14 +87,14 @@ def align_rendered(
         np.flatnonzero(np.isin(row, [*table.paired_controls]))
         for row, table in zip(ids, (aligner.student, aligner.teacher), strict=True)
     ]
-    # For each side: [T], chunk of each token in the conversation, or −1
+    # For each side: [T], chunk number of each token in the conversation, or −1
     chunk_ids = [np.full(len(row), -1, np.int32) for row in ids]
     correct: list[bool] = []
 
     def align(
         positions: list[NDArray[np.int64]], strings: tuple[_String, _String] | None = None
     ) -> None:
-        """Align the tokens at these positions. `strings` is the string that contains them."""
+        """Align the tokens at these positions. If a string contains them, it is in `strings`."""
         parts = [row[p] for row, p in zip(ids, positions, strict=True)]
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):
@@ -129,11 +129,12 @@ def _positions_between(
 def shared_string_spans(
     student: Conversation, teacher: Conversation, roles: Mapping[int, int]
 ) -> list[tuple[slice, slice]]:
-    """Return the student's and the teacher's tokens of each string in the messages, in order.
+    """Return the student's and the teacher's token range for each string of the messages.
 
-    The tokens start and end at boundaries that both sides share. If a template changed the string,
-    the tokens cover the whole string. If a control token ends the turn on both sides, it is
-    included. `roles` maps the student's special tokens to the teacher's special tokens.
+    A range starts and ends at boundaries that both sides share. If a template changed the string,
+    the range covers the whole string. The range includes the control token after the string if both
+    sides end the turn with this token. `roles` maps the student's special tokens to the teacher's
+    special tokens.
     """
     alike = []
     sides = (student, teacher)
@@ -179,16 +180,16 @@ def _only_chat(chat: ChatLike) -> ChatRecord:
 
 
 def _strings(conversation: Conversation) -> list[_String]:
-    """Return all strings of the messages in text order. A repeated string counts once."""
+    """Return all strings of the messages in text order. Repetitions of a string are omitted."""
     byte_of, bounds = byte_offsets(conversation.text), conversation.bounds
-    # The offset of a token is 4 × character + byte in the character, because runs have only
-    # character offsets.
+    # A byte offset is encoded as 4 × character offset + byte within the character, because runs
+    # have only character offsets.
     character = np.searchsorted(byte_of, bounds, side="right") - 1
     offsets = 4 * character + bounds - byte_of[character]
     runs_by_key: dict[tuple[int | str, ...], list[Run]] = defaultdict(list)
     for run in conversation.runs:
         runs = runs_by_key[run.message, *run.path]
-        if not runs or run.offset > runs[-1].offset:  # otherwise the string is repeated
+        if not runs or run.offset > runs[-1].offset:  # otherwise, the template repeats the string
             runs.append(run)
     strings = []
     for key, runs in sorted(runs_by_key.items(), key=lambda item: item[1][0].start):

@@ -5,7 +5,7 @@ names, the first name belongs to the student and the second to the teacher:
 
     s, t   `Side`
     i, j   index of a token in `ids`; in `_align_stretch`, index in the stretch
-    n, m   end of the tokens
+    n, m   end of the document's tokens
     x, y   symbols of the tokens after a difference
     p, q   index in x and y
     a, b   number of symbols to skip, or number of tokens
@@ -29,15 +29,15 @@ RUN = 12  # number of equal symbols required to resume after a difference
 NEAR = 24  # up to this number of skipped symbols, the search is exhaustive
 FIRST_WINDOW, LAST_WINDOW = 64, 65536  # window sizes for the search with a hash table
 BAND = 64  # width of the Needleman-Wunsch band
-SMALL = 512  # maximum number of tokens per side in a last stretch without a shared end
+SMALL = 512  # maximum number of tokens per side in a stretch at the end without a shared boundary
 
 
 class Side(NamedTuple):
     """The documents of the student or the teacher, and the symbols of the vocabulary.
 
     Symbols from 0 to 255 are bytes. A higher symbol is a control token or an unknown token. A
-    control token and its counterpart have the same symbol. An unknown token can be any text. Tokens
-    without symbols are skipped.
+    control token and its counterpart have the same symbol. An unknown token can stand for any text.
+    Tokens without symbols are skipped.
     """
 
     ids: NDArray[np.int32]  # [tokens], ids of all documents
@@ -49,11 +49,10 @@ class Side(NamedTuple):
 class Walk(NamedTuple):
     """Output arrays of the kernels. Chunk numbers start at 0 in each document."""
 
-    student: NDArray[np.int32]  # [student tokens], chunk of each token, or −1
-    teacher: NDArray[np.int32]  # [teacher tokens], chunk of each token, or −1
-    correct: NDArray[
-        np.bool_
-    ]  # [student tokens], whether chunk k has equal bytes, at bounds[d] + k
+    student: NDArray[np.int32]  # [student tokens], chunk number or −1
+    teacher: NDArray[np.int32]  # [teacher tokens], chunk number or −1
+    # [student tokens]; the value at s.bounds[d] + k is True if chunk k of document d is correct
+    correct: NDArray[np.bool_]
     total: NDArray[np.int64]  # [documents], number of chunks
     differs: NDArray[np.int64]  # [documents, 2], token positions of the first difference, or −1
 
@@ -71,8 +70,8 @@ class TokenSpans(NamedTuple):
 def align_documents(s, t, exact, chunks):  # type: ignore[no-untyped-def]
     """Align each document up to the first symbol that differs. `align_rest` continues there.
 
-    `exact[student id]` is the teacher id with the same symbols, or −1. This array aligns most
-    tokens.
+    `exact[student id]` is the teacher id with the same symbols, or −1. For most tokens, this lookup
+    is enough.
     """
     for d in range(len(s.bounds) - 1):
         n, m = s.bounds[d + 1], t.bounds[d + 1]
@@ -109,7 +108,8 @@ def _num_symbols(tokens, i):  # type: ignore[no-untyped-def]
 def _equal_groups(s, i, n, t, j, m):  # type: ignore[no-untyped-def]
     """Find the shortest groups of tokens that start at i and j and have equal symbols.
 
-    Returns the ends of both groups and False, or −1, −1 and whether a symbol differs.
+    Returns the ends of both groups and False. If no groups are equal, returns −1, −1, and whether a
+    symbol differs.
     """
     a = a_end = b = b_end = np.int64(0)
     while True:
@@ -210,7 +210,7 @@ def _emit(s, t, stretch, is_correct, d, chunks):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _stream(tokens, start, end):  # type: ignore[no-untyped-def]
-    """Return the symbols of tokens, and the token that starts at each symbol, or −1."""
+    """Return the symbols of a token range, and the token that starts at each symbol, or −1."""
     total = 0
     for i in range(start, end):
         total += _num_symbols(tokens, i)
@@ -250,7 +250,7 @@ def _hash(x, p):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the number of symbols to skip on each side until the symbols agree again, or −1."""
+    """Return the number of symbols to skip on each side until the sides agree again, or −1."""
     if p == q == 0 and len(x) > 1 and x[0] == SPACE and x[1] == y[0]:
         return np.int64(1), np.int64(0)  # a dummy prefix space on one side
     if p == q == 0 and len(y) > 1 and y[0] == SPACE and y[1] == x[0]:
@@ -263,7 +263,7 @@ def _skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the smallest numbers of symbols to skip until the symbols agree, or −1."""
+    """Find the smallest number of symbols to skip until the sides agree; return −1 if none."""
     for total in range(1, NEAR + 1):
         for a in range(total + 1):
             b = total - a
@@ -282,13 +282,15 @@ def _smallest_skip(x, p, y, q):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
-    """Return the smallest skips to RUN equal symbols in a window of each side, or −1.
+    """Find the nearest run of RUN symbols that occurs in a window of each side.
 
-    If `is_single` is True, the RUN symbols must occur only once on each side.
+    Returns the number of symbols to skip on each side to reach the run, or −1, −1. If `is_single`
+    is True, the run must occur only once in each window.
     """
     size_x, size_y = min(window, len(x) - p - RUN + 1), min(window, len(y) - q - RUN + 1)
     mask = np.uint64(4 * window - 1)
-    table = np.full(4 * window, -1, np.int32)  # [slots], first run in y; −1: none, −2: several
+    # [slots], index of the first run in y, −1 for no run, −2 for several runs
+    table = np.full(4 * window, -1, np.int32)
     for j in range(size_y):
         slot = _hash(y, q + j) & mask
         if table[slot] == -1:
@@ -310,7 +312,7 @@ def _nearest_run(x, p, y, q, window, is_single):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _drop_repeated(table, x, p, size):  # type: ignore[no-untyped-def]
-    """Remove the sequences that occur several times in x from the table."""
+    """Remove from the table all runs that occur several times in x."""
     seen = np.zeros(len(table), np.bool_)
     for a in range(size):
         slot = _hash(x, p + a) & np.uint64(len(table) - 1)
@@ -326,9 +328,10 @@ def _is_unknown(stream):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _skip_to_single_run(x, p, y, q):  # type: ignore[no-untyped-def]
-    """Return the skips to the first RUN symbols that occur once on each side, or −1.
+    """Find the nearest run of RUN symbols that occurs only once on each side.
 
-    Symbols that occur twice, such as "the", could match the wrong copy.
+    Returns the number of symbols to skip on each side, or −1, −1. A run that occurs several times
+    could match at the wrong position.
     """
     longest = min(LAST_WINDOW, max(len(x) - p, len(y) - q) - RUN + 1)
     window = 1
@@ -346,7 +349,10 @@ def _equal(x, x_from, x_to, y, y_from, y_to):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
-    """Remove control tokens at both ends of a range. If others remain, return an empty range."""
+    """Remove control tokens at both ends of a range.
+
+    If the rest of the range contains a control token, return an empty range.
+    """
     while start < end and x[starts[start]] >= CONTROL:
         start += 1
     while start < end and x[starts[end - 1]] >= CONTROL:
@@ -397,9 +403,9 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
     match would improve the score.
 
     Returns:
-        the steps, `[n + 1, width]`, int32, and the first j of the band in each row i, `[n + 1]`,
-        int64. Step 0 skips a student token, step 1 skips a teacher token, and a higher step matches
-        two groups.
+        the steps, int32 `[n + 1, width]`, and the first j of the band for each i, int64 `[n + 1]`.
+        Step 0 skips a student token, step 1 skips a teacher token, and a higher step matches two
+        groups.
     """
     n, m = len(s_starts) - 1, len(t_starts) - 1
     width = min(m, BAND + max_comb_len) + 1
@@ -432,10 +438,10 @@ def _best_steps(x, s_starts, y, t_starts, max_comb_len):  # type: ignore[no-unty
 
 @inner_kernel
 def _matches(step, low, m, max_comb_len):  # type: ignore[no-untyped-def]
-    """Follow the steps back from the end. Return the matches, `[matches + 1, 4]`, int64.
+    """Follow the steps back from the end. Return the matches, int64 `[matches + 1, 4]`.
 
-    A match is the start and end on the student's side, then on the teacher's. The first entry is an
-    empty match at both ends. The last match comes next.
+    A match consists of the student's start and end, and the teacher's start and end. The first
+    entry is an empty match at the end of both sides. The matches follow in reverse order.
     """
     n, width = len(low) - 1, step.shape[1]
     matches = np.empty((min(n, m) + 1, 4), np.int64)

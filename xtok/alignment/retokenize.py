@@ -13,17 +13,17 @@ from xtok.tokenizers.table import TokenType, utf8_runs
 class Retokenizer:
     """Converts student ids to teacher ids for the same text.
 
-    Decoding and encoding would lose incomplete characters and the first space of a SentencePiece
-    model, but this conversion keeps them. Text is encoded with the teacher's normalizer, as in the
-    middle of a longer text. A control token becomes the teacher's token with the same role, or is
-    dropped. If the tokenizers are equal, the ids do not change.
+    The conversion keeps incomplete characters, and the first space of a SentencePiece model;
+    decoding the ids and encoding the text would lose them. Text is encoded as in the middle of a
+    longer text, with the teacher's normalizer. A control token becomes the teacher's token with the
+    same role, or is dropped. If the tokenizers are equal, the ids do not change.
 
     >>> xtok.Retokenizer(xtok.load_pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        exact: spell all text byte by byte, without the teacher's normalizer.
+        exact: keep every byte of the text, and do not apply the teacher's normalizer.
     """
 
     def __init__(self, pair: Pair, *, exact: bool = False) -> None:
@@ -51,7 +51,7 @@ class Retokenizer:
         for token_id in chain.from_iterable(rows):
             if not 0 <= token_id < width:
                 raise ValueError(f"student id {token_id} is outside 0..{width - 1}")
-        if self._is_same:  # a narrower teacher lacks the last unused ids
+        if self._is_same:  # if the teacher is narrower, it lacks the last unused ids
             return [[i for i in row if i < len(self.teacher.table)] for row in rows]
         flags = [True] * len(rows) if begins is None else begins
         split = [self._parts(*row) for row in zip(rows, flags, strict=True)]
@@ -59,7 +59,7 @@ class Retokenizer:
         return [[token_id for part in parts for token_id in by_part[part]] for parts in split]
 
     def sequence(self, *parts: Sequence[int]) -> list[int]:
-        """Return the teacher's bos token, if it has one, and the teacher's ids for parts of a text.
+        """Convert the parts of one text to one list of ids, after the teacher's bos token (if any).
 
         Raises:
             TokenizerError: as in `__call__`.

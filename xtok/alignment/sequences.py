@@ -91,7 +91,7 @@ class SymbolTable:
         return FlatIds(self.check(ids, original_index), offsets.astype(np.int64))
 
     def padding(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Infer padding from the ids, `[B, T]`, bool, True at padding."""
+        """Infer the padding mask from the ids: bool `[B, T]`, True at padding."""
         padding = np.isin(ids, self._pads)
         if self._ending_pads:
             ends = np.isin(ids, self._ending_pads)
@@ -170,7 +170,7 @@ class Sequences:
         return like(filled(self.kept, flat, fill), self._like)
 
     def original_index(self, index: int) -> list[int]:
-        """Return the indices of a flat token in the original ids: `[t]` or `[row, t]`."""
+        """Return the position of a flat token in the original ids, `[t]` or `[row, t]`."""
         indices: list[int] = np.argwhere(self.kept)[index].tolist()
         return indices
 
@@ -197,7 +197,7 @@ def to_array(values: Any, dtype: DTypeLike | None = None) -> NDArray[Any]:
         values = values.detach().cpu()
         values = values.double() if values.is_floating_point() else values  # NumPy has no bfloat16
     array = np.asarray(values, dtype)
-    return array if array.size or dtype else array.astype(np.int64)  # an empty list is float64
+    return array if array.size or dtype else array.astype(np.int64)  # an empty list gives float64
 
 
 def like(array: NDArray[Any], other: Any) -> Any:

@@ -33,11 +33,11 @@ def align(
     Args:
         student_model: the student, or a `Pair` with both models.
         teacher_model: the teacher.
-        text: a text. Bytes that are not UTF-8 are tokenized byte by byte, as in the middle of a
-            longer text.
+        text: a text. Bytes that are not valid UTF-8 are split into tokens without the normalizer,
+            as in the middle of a longer text.
         chat: a list of messages, a row with `messages`, or the path of a file with one
-            conversation, as in `render_file`. It is rendered with the student's and with the
-            teacher's chat template.
+            conversation, as in `render_file`. The conversation is rendered with the student's and
+            with the teacher's chat template.
         templates: chat templates that replace the templates of the tokenizers.
         max_comb_len: as in `TokenAligner`.
         note: called with each note about the conversation.
@@ -45,8 +45,8 @@ def align(
     Raises:
         TokenizerError: if a vocabulary cannot spell the text.
         XtokError: if the conversation cannot be read or rendered.
-        ValueError: if not exactly one of `text` and `chat` is given, or if templates are given with
-            a text.
+        ValueError: if `text` and `chat` are both given or both missing, or if templates are given
+            with a text.
     """
     pair = load_pair(student_model, teacher_model)
     aligner = TokenAligner(pair, max_comb_len)
