@@ -40,7 +40,8 @@ ERRORS: Errors = {
             lambda: xtok.explain(
                 xtok.build(*bytes_to_pieces().tokenizers), 1, pair=bytes_to_pieces().reversed
             ),
-            "the sides are swapped: in the map, the student is bytes and the teacher small.model",
+            "the sides are swapped: in the map, the student is bytes "
+            "and the teacher is small.model",
         ),
     ],
     "evaluate the event maps separately, without a loss": [

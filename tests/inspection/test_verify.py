@@ -76,7 +76,7 @@ def set_item(name: str, index: int, value: float) -> Change:
 @pytest.mark.parametrize(
     ("edit", "failed", "message"),
     [
-        (set_item("weights", 0, 0.5), "sums", "row 0 sums to 0.5, expected 1"),
+        (set_item("weights", 0, 0.5), "sums", "the weights of row 0 sum to 0.5, expected 1"),
         (set_item("weights", 0, np.nan), "weights", "some weights are not finite"),
         (set_item("weights", 0, -1), "weights", "some weights are not above 0"),
         (set_item("teacher_ids", 0, 260), "ids", "teacher_ids contains values outside 0..259"),

@@ -93,7 +93,7 @@ ERRORS: Errors = {
     "if its weights were trained, convert the map once with normalize=": [
         (
             lambda: read_map(edited({"weights": np.full(7, 0.5, np.float32)})),
-            "map.safetensors is not a valid map: row 0 sums to 0.5, expected 1",
+            "map.safetensors is not a valid map: the weights of row 0 sum to 0.5, expected 1",
         ),
         (
             lambda: read_map(to_safetensors(TINY).replace(TINY.teacher_ids.tobytes(), bytes(28))),
@@ -107,7 +107,7 @@ ERRORS: Errors = {
             "map.pt is damaged, or contains objects that could run code",
         ),
     ],
-    "check that the map belongs to this pair: its models are org/student and org/teacher; "
+    "check that the map belongs to this pair (the map's models are org/student and org/teacher), "
     "or leave out teacher_vocab_size=": [
         (
             lambda: read_map(to_safetensors(TINY), teacher_vocab_size=5),
@@ -212,7 +212,7 @@ ERRORS: Errors = {
             "m.safetensors is a projection map, not a spelling map",
         ),
     ],
-    "check that the map belongs to this pair: its models are bytes and bytes; or leave out "
+    "check that the map belongs to this pair (the map's models are bytes and bytes), or leave out "
     "teacher_vocab_size=": [
         (
             lambda: xtok.convert(

@@ -308,7 +308,7 @@ def test_a_slot_with_the_id_of_another_entry_is_merged(tmp_path: Path) -> None:
         1,
         0,
     ]  # a row never consists of a slot alone
-    assert projection.reports[0].counts["slots added to an entry of the same id"] == 2
+    assert projection.reports[0].counts["slots merged into an entry with the same id"] == 2
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
     projection = replace(GOOD, weights=weights)
     projection.check()
     weights[0] = 0.5
-    with pytest.raises(ValueError, match=r"row 0 sums to 0\.75"):
+    with pytest.raises(ValueError, match=r"row 0 sum to 0\.75"):
         projection.check()
     fixed = copy.deepcopy(GOOD)
     for array in (*fixed.edges, fixed.row_kind):
@@ -125,7 +125,7 @@ def test_a_map_whose_arrays_can_change_is_checked_each_time() -> None:
     fixed.check()
     copied = copy.deepcopy(fixed)  # its arrays can change
     copied.weights[0] = 0.5
-    with pytest.raises(ValueError, match=r"row 0 sums to 0\.75"):
+    with pytest.raises(ValueError, match=r"row 0 sum to 0\.75"):
         copied.check()
 
 

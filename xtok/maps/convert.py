@@ -42,7 +42,7 @@ def convert(
     target = mapfile.check_map_output(output)
     if isinstance(any_map, AnyMap):
         if options:
-            raise TypeError(f"{', '.join(options)}: only supported for the path of a file")
+            raise TypeError(f"{', '.join(options)} can only be used with the path of a map file")
     else:
         any_map = read_map(any_map, **options)
     if pair is not None:
@@ -71,9 +71,10 @@ def _draft_overrides(path: Path) -> list[str]:
     """Return the options for two versions of NeMo-RL's draft "v6": the newest and the first.
 
     The newest version is the author's branch in October 2026 (38aea62, 7e6492b). The first version
-    is pull request 4177 at a84de17. It requires the path of a projection map, but does not read the
-    map with these options. Without `kl_chunk_shift`, both versions compare the logits that predict
-    the next token with the current token.
+    is pull request 4177 at a84de17. The first version requires the path of a projection map,
+    although it does not read the map with these options. Without `kl_chunk_shift`, both versions
+    compare logits with the wrong token: the logits at a position predict the next token, not the
+    token at this position.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_path(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]

@@ -37,7 +37,10 @@ class Edges(NamedTuple):
 
 
 def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask of neighbours that are not in `map_order`, for sorted student ids."""
+    """Return a mask of neighbouring edges that are not in `map_order`.
+
+    The student ids must be sorted.
+    """
     s, t, w = edges
     # One bool per pair of neighbours, to save memory on large maps
     in_order: NDArray[np.bool_] = (w[1:] < w[:-1]) | ((w[1:] == w[:-1]) & (t[1:] > t[:-1]))
@@ -47,14 +50,14 @@ def out_of_order(edges: Edges, last: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def pair_order(edges: Edges) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices that sort edges by both ids, and the start of each pair's edges."""
+    """Return the indices that sort edges by both ids, and the start of each run of equal pairs."""
     pairs = pair_keys(edges.student_ids, edges.teacher_ids)
     order = np.argsort(pairs, kind="stable")
     return order, row_starts(pairs[order])
 
 
 def num_duplicates(edges: Edges) -> int:
-    """Return the number of edges that repeat the pair of another edge."""
+    """Return the number of edges with the same two ids as another edge, not counting the first."""
     pairs = pair_keys(edges.student_ids, edges.teacher_ids)
     pairs.sort()
     return int(np.count_nonzero(pairs[1:] == pairs[:-1]))
@@ -67,7 +70,7 @@ def pair_keys(student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> NDArray[n
     ['0x10000000a', '0x20000000b']
     """
     keys = student_ids.astype(np.int64)
-    keys <<= 32  # in place, because a map may be large
+    keys <<= 32  # in place, to save memory on large maps
     keys |= teacher_ids
     return keys
 
@@ -208,7 +211,7 @@ def repaired(
     counts: dict[str, float] = {
         "zero weights dropped": int((~keep).sum()) + int((~is_positive).sum()),
         "rows reordered": len(np.unique(moved)),
-        "slots added to an entry of the same id": num_slots,
+        "slots merged into an entry with the same id": num_slots,
         "duplicate entries added up": duplicates,
         "rows normalized": len(np.unique(edges.student_ids[is_off])),
     }

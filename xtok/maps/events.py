@@ -37,9 +37,8 @@ class EventMap(StoredMap):
     # int32 `[V]`, event of each token; events are numbered in the order of their lowest student id
     student_event: NDArray[np.int32]
     teacher_event: NDArray[np.int32]
-    # int32 `[V]`, link of each token: the other side's token with the same bytes or role, otherwise
-    # the first piece of the token's spelling, otherwise −1. A token and its link belong to the same
-    # event.
+    # int32 `[V]`, link of each token: the other side's token with the same bytes or role, or else
+    # the first piece of the token's spelling, or −1. A token and its link belong to the same event.
     student_link: NDArray[np.int32]
     teacher_link: NDArray[np.int32]
     rest: int | None  # event of tokens without a link, such as unused ids
@@ -92,6 +91,6 @@ def _check_links(m: EventMap) -> None:
 
 
 EventMap.INVARIANTS = {
-    "events": (_check_events, "each has tokens of both sides"),
+    "events": (_check_events, "each event has tokens of both sides"),
     "links": (_check_links, "each token is in the event of its link"),
 }

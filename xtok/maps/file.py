@@ -72,7 +72,7 @@ class StoredMap:
         """Raise an `InvariantError` if the map breaks an invariant."""
         arrays = [value for value in vars(self).values() if isinstance(value, np.ndarray)]
         is_fixed = not any(array.flags.writeable for array in arrays)
-        if is_fixed and vars(self).get("_holds"):  # read-only arrays are checked once
+        if is_fixed and vars(self).get("_holds"):  # check read-only arrays only once
             return
         for name, (check, _) in self.INVARIANTS.items():
             try:
@@ -83,7 +83,7 @@ class StoredMap:
         vars(self)["_holds"] = is_fixed
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """Return a copy with a new vocabulary, at least as wide, on one side."""
+        """Return a copy with a new vocabulary on one side, which must be at least as wide."""
         changed: dict[str, Any] = {side: vocabulary}
         return replace(self, **changed)
 
@@ -98,7 +98,7 @@ class StoredMap:
                 file, or if `overwrite` is False and an existing file has other contents.
             ValueError: if the map breaks an invariant.
         """
-        target = check_map_output(path, self.SUFFIXES)  # before `files`: the check follows links
+        target = check_map_output(path, self.SUFFIXES)  # resolves links, so it precedes `files`
         targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
         contents = dict(zip(targets, self._encode_files(targets[0]), strict=True))
@@ -144,7 +144,7 @@ class StoredMap:
             path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub. A `.pt` can have any
                 layout of NeMo-RL.
             student_vocab_size: the width of the student's logits, if the file does not record it.
-            teacher_vocab_size: the same for the teacher.
+            teacher_vocab_size: the width of the teacher's logits, if the file does not record it.
             preserve_last: whether the last column contains scale slots. Overrides the file.
             normalize: normalize trained weights; the weights of a `.pt` are always normalized.
 
@@ -200,8 +200,8 @@ class StoredMap:
         if vocabulary.vocab_size != width and not vocabulary.is_lower_bound:
             problem = f"has width {vocabulary.vocab_size} on the {side}'s side, expected {width}"
             hint = (
-                f"check that the map belongs to this pair: its models are {self.student.model_id} "
-                f"and {self.teacher.model_id}; or leave out {{option}}"
+                f"check that the map belongs to this pair (the map's models are "
+                f"{self.student.model_id} and {self.teacher.model_id}), or leave out {{option}}"
             )
         elif width < vocabulary.vocab_size:
             problem = f"has the {side} id {vocabulary.vocab_size - 1}, but the width is {width}"
@@ -256,7 +256,7 @@ def to_safetensors(any_map: StoredMap) -> bytes:
     from safetensors.numpy import save
 
     tensors, metadata = pack(any_map)
-    return bytes(save(tensors, {"xtok": metadata}))  # one key, because keys have a random order
+    return bytes(save(tensors, {"xtok": metadata}))  # one key, because the order of keys is random
 
 
 def to_nemo(projection: ProjectionMap) -> bytes:

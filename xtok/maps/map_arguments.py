@@ -34,7 +34,7 @@ MAP_CLASSES: Mapping[MapKind, type[AnyMap]] = {
 def read_map(source: AnyMapLike, **options: Unpack[mapfile.LoadOptions]) -> AnyMap:
     """Load a map of any kind from its path, or return a given map unchanged.
 
-    The options are those of `ProjectionMap.load`.
+    Accepts the options of `ProjectionMap.load`.
 
     Raises:
         MapFileError: if the file is not a map, has another width, or does not support an option.
@@ -66,8 +66,8 @@ def bind_maps(
 ) -> tuple[list[M], Pair, list[str]]:
     """Load maps of one pair as in `bind_map`; return the maps, the pair and the maps' names.
 
-    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. `read` is
-    `read_map`, or the method `of` of a map class.
+    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. `read` loads
+    one map: pass `read_map`, or a class method such as `ProjectionMap.of`.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
@@ -116,8 +116,8 @@ def _at_map_widths(pair: Pair, any_map: mapfile.StoredMap) -> Pair:
 
 
 def _shared_width(map_side: Vocabulary, pair_side: Vocabulary) -> int:
-    # The user's width comes first, then the map's width if the tokens are equal, then the model
-    # config's width
+    # Prefer the width that the user set, then the map's width if the tokens are equal, then the
+    # width in the model's config
     if pair_side.width_source == "option":
         return pair_side.vocab_size
     if map_side.table is not None:
@@ -193,7 +193,7 @@ def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) 
     if is_swapped(pair, any_map):
         problem = (
             f"the sides are swapped: in {name}, the student is {any_map.student.model_id} and "
-            f"the teacher {any_map.teacher.model_id}"
+            f"the teacher is {any_map.teacher.model_id}"
         )
         hint = "give the student first, as in the map, or build the map in the other direction"
     return XtokError(problem, hint=hint)
@@ -204,10 +204,10 @@ def _other_width(side: str, map_side: Vocabulary, other: Vocabulary, name: str) 
     fits = other.num_ids <= map_side.vocab_size
     if fits or map_side.is_lower_bound:
         width = map_side.vocab_size if fits else other.vocab_size
-        hint += f"; if the pair is right, set the width to {width} with {{option}}"
+        hint += f"; if the pair is correct, set the width to {width} with {{option}}"
     return XtokError(
-        f"the {side} of {name} is {map_side.vocab_size:,} wide, but {other.model_id} "
-        f"is {other.vocab_size:,} wide",
+        f"the {side} of {name} has width {map_side.vocab_size:,}, but {other.model_id} "
+        f"has width {other.vocab_size:,}",
         hint=hint,
         parameter=f"{side}_vocab_size",
     )

@@ -45,8 +45,8 @@ def pt_bytes(
     NeMo-RL treats every weight of 1 as an exact pair. In rows that are not exact, a weight of 1 is
     therefore lowered to 1 - 2⁻²⁴; `lowered_rows` lists these rows. NeMo-RL infers the number of
     rows from the last row with an id, so an empty last row gets an id with weight 0. If a map was
-    counted without exact rows (for P-KL), the file contains no exact pairs. With such a file,
-    NeMo-RL's draft 4177 stops, instead of training only on special tokens.
+    counted without exact rows (for P-KL), the file contains no exact pairs. NeMo-RL's draft 4177
+    rejects such a file; otherwise, it would train only on special tokens.
 
     The key `xtok` contains the map's other arrays and its JSON text.
     """
@@ -96,7 +96,7 @@ class PtEntries(NamedTuple):
     """Entries and metadata of a file in any layout."""
 
     edges: Edges  # copies, sorted by student id; ids int32, weights floating-point
-    is_last: NDArray[np.bool_]  # [nnz], entries in the position of a slot
+    is_last: NDArray[np.bool_]  # [nnz], True in the last column, where slots are
     top_k: int | None = None  # number of columns in a padded layout
     has_order: bool = False  # whether the layout defines the order of a row's entries
     shape: tuple[int | None, int | None] = (None, None)  # None if the file does not contain it
@@ -278,7 +278,7 @@ def foreign_fields(
         "top_k": longest if entries.top_k is None else entries.top_k,
     }
     unknown = tuple(
-        f"the file does not record the width of the {side}; using its largest id + 1: "
+        f"the file does not record the width of the {side}; the largest id + 1 is used, which is "
         f"{vocabulary.vocab_size:,}"
         for side, vocabulary in zip(SIDES, sides, strict=True)
         if vocabulary.width_source == "ids"

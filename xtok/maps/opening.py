@@ -90,7 +90,8 @@ def opened(source: Path) -> Iterator[tuple[Path, bool]]:
             if file.seekable() and not (is_zip and source.suffix == ".safetensors"):
                 yield path, is_pt
                 return
-            # The libraries cannot read pipes. torch.load decides by the suffix .safetensors.
+            # The libraries cannot read pipes, and torch.load rejects a ZIP file with the suffix
+            # .safetensors. Both are copied to a temporary file.
             with tempfile.NamedTemporaryFile() as copy:
                 copy.write(start)
                 shutil.copyfileobj(file, copy)
@@ -121,7 +122,7 @@ def read_tensors(contents: Path, source: Path) -> tuple[dict[str, NDArray[Any]],
         with contents.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             parse_json(file.read(size))
-    except (*MALFORMED, SafetensorError) as error:  # several exceptions for dtypes that NumPy lacks
+    except (*MALFORMED, SafetensorError) as error:  # unknown dtypes raise several of these
         message = f"{source} is not a complete safetensors file: {error}"
         hint = MAP_HINT if source.suffix == ".safetensors" else _NO_MAP_HINT
         raise MapFileError(message, hint=hint) from error
@@ -144,12 +145,14 @@ def load_pt(path: Path, source: Path) -> Any:
                 raise ValueError("it is compressed, which torch.save does not do")
             if sum(m.file_size for m in members) > path.stat().st_size:
                 raise ValueError("its index declares more data than the file contains")
-            part = archive.testzip()  # PyTorch skips this check, which takes 4 of 41 ms
+            part = archive.testzip()  # PyTorch skips this check (4 of 41 ms)
             require_valid(part is None, f"the checksum of its member {part}")
-        # Sparse tensors are checked later, after their size is compared with the file's.
+        # Sparse tensors are checked later, after the size that they declare is compared with the
+        # file size.
         unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)
         with unchecked, warnings.catch_warnings():
-            # PyTorch warns that CSR is beta. Newer versions also warn that the check takes time.
+            # PyTorch warns that CSR tensors are in beta. Newer versions also warn that the check
+            # takes time.
             warnings.filterwarnings("ignore", "Sparse C|Validating sparse", UserWarning)
             return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except UnpicklingError as error:
@@ -163,20 +166,20 @@ def load_pt(path: Path, source: Path) -> Any:
         raise MapFileError(f"{source} is a damaged .pt file: {error}", hint=MAP_HINT) from error
 
 
-# Check and convert the tensors of a `.pt` file; errors are a `ValueError`
+# Check and convert the tensors of a `.pt` file; invalid tensors raise a `ValueError`
 
 
 def torch_bytes(contents: Mapping[str, Any]) -> bytes:
     """Return the bytes of a `.pt` file."""
     import torch
 
-    buffer = io.BytesIO()  # given a path, torch.save would store the file name in the archive
+    buffer = io.BytesIO()  # torch.save would store the name of a file in the archive
     torch.save(contents, buffer)
     return buffer.getvalue()
 
 
 def strided(tensor: Any, size: int) -> torch.Tensor:
-    """Check a tensor's layout and size; return it detached, with bfloat16 as float32."""
+    """Check a tensor's layout and size. Return the tensor detached, with bfloat16 as float32."""
     import torch
 
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")

@@ -85,7 +85,7 @@ def pack(any_map: StoredMap) -> tuple[dict[str, NDArray[Any]], str]:
 def tensors_sha256(any_map: StoredMap) -> str:
     """Return the digest of a map's arrays, without the token tables.
 
-    This takes 1.3 of the 19 ms for loading a map from Llama 3 to Qwen.
+    For a map from Llama 3 to Qwen, this takes 1.3 ms of the 19 ms for loading.
     """
     digest = hashlib.sha256()
     for name in sorted(any_map.ARRAYS):

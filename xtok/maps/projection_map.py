@@ -61,7 +61,7 @@ class ProjectionMap(StoredMap):
     """A cross-tokenizer projection map W, float32 `[V_student, V_teacher]`, as sorted COO.
 
     Entries are sorted by student id, descending weight and teacher id. A scale slot is always the
-    last entry of its row. Each row with entries sums to 1.
+    last entry of its row. The weights of each non-empty row sum to 1.
     """
 
     KIND = "map"
@@ -78,7 +78,7 @@ class ProjectionMap(StoredMap):
     scale_slot: NDArray[np.uint8] | None  # [V_student], 1 if the row's last entry is a slot
     method: str  # origin of the edges; documented in the file-format guide
     top_k: int  # maximum number of entries in a row
-    recipe: Recipe | None = None  # the inputs of `build`; None after any other change
+    recipe: Recipe | None = None  # the inputs of `build`, or None if another stage changed the map
 
     def __repr__(self) -> str:
         pair = f"{self.student.model_id} → {self.teacher.model_id}"
@@ -290,7 +290,7 @@ def token_name(vocabulary: Vocabulary, token_id: int) -> str | None:
     return None if vocabulary.table is None else vocabulary.table.name(token_id)
 
 
-# Each check makes few passes over the entries, and needs at most as much memory as the entries.
+# Each check reads the entries only a few times, and needs at most as much memory as the entries.
 
 
 def _check_shapes(m: ProjectionMap) -> None:
@@ -308,7 +308,7 @@ def _check_ids(m: ProjectionMap) -> None:
 
 
 def _check_weights(m: ProjectionMap) -> None:
-    lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN if any is NaN
+    lowest, highest = m.weights.min(initial=1), m.weights.max(initial=1)  # NaN if a weight is NaN
     require(np.isfinite(lowest) and np.isfinite(highest), "some weights are not finite")
     require(lowest > 0, "some weights are not above 0")
 
@@ -351,7 +351,7 @@ def _check_sums(m: ProjectionMap) -> None:
     if is_off.any():
         index = int(np.argmax(is_off))
         row = int(m.student_ids[starts[index]])
-        raise ValueError(f"row {row} sums to {sums[index]:.6g}, expected 1")
+        raise ValueError(f"the weights of row {row} sum to {sums[index]:.6g}, expected 1")
 
 
 ProjectionMap.INVARIANTS = {
@@ -360,7 +360,7 @@ ProjectionMap.INVARIANTS = {
     "weights": (_check_weights, "finite and above 0"),
     "row kinds": (_check_kinds, "consistent with the rows; at most top_k entries per row"),
     "order": (_check_order, "sorted, without duplicates"),
-    "sums": (_check_sums, "every row with entries sums to 1"),
+    "sums": (_check_sums, "the weights of every non-empty row sum to 1"),
 }
 
 

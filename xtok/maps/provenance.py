@@ -121,7 +121,10 @@ def stage_recipe(config: MultitokenConfig) -> Recipe:
 
 
 def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
-    """Return the map's recipe with these options; None without a recipe or after `sort-cut`."""
+    """Return the map's recipe, updated with these options.
+
+    Returns None if the map has no recipe, or if `sort-cut` was applied to the map.
+    """
     recipe = projection.recipe
     if recipe is None or "sort-cut" in projection.stages:
         return None
@@ -134,7 +137,7 @@ def differing(earlier: Recipe, request: Recipe) -> list[str]:
 
 
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
-    """Return why a map does not belong to a pair and recipe, or None if it does."""
+    """Return the reason why a map does not belong to a pair and recipe, or None if it does."""
     for side, table, new_side in zip(SIDES, pair.tables, pair.sides, strict=True):
         old_side = getattr(existing, side)
         if old_side.vocab_size != new_side.vocab_size:
@@ -142,7 +145,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
         if old_side.table is None or old_side.table.sha256() != table.sha256():
             return f"its {side} {old_side.model_id} has other tokens than {new_side.model_id}"
         if old_side.definition_sha256 is None:
-            return f"an earlier version wrote it without the tokenizer definition of its {side}"
+            return f"an earlier version wrote it without the {side}'s tokenizer definition"
         if old_side.definition_sha256 != new_side.definition_sha256:
             return f"the tokenizer definition of its {side} {old_side.model_id} has changed"
     earlier = existing.recipe if isinstance(existing, ProjectionMap) else None

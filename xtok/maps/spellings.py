@@ -105,7 +105,7 @@ def _check_shared(m: SpellingMap) -> None:
         one_sided = shared[back[partners[shared]] != shared]
         if len(one_sided):
             first = int(one_sided[0])
-            raise ValueError(f"the {other} partner of {side} id {first} has a different partner")
+            raise ValueError(f"{side} id {first} is not the partner of its {other} partner")
 
 
 def _partners(m: SpellingMap, side: str) -> Ids:
@@ -142,7 +142,7 @@ def _token_bytes(table: TokenTable, ids: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 SpellingMap.INVARIANTS = {
-    "spellings": (_check_spellings, "valid ids of the other side"),
+    "spellings": (_check_spellings, "all pieces are valid ids"),
     "shared": (_check_shared, "one to one"),
-    "bytes": (_check_bytes, "each token's spelling has its bytes"),
+    "bytes": (_check_bytes, "each spelling has the bytes of its token"),
 }

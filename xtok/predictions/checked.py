@@ -43,13 +43,13 @@ _EVIDENCE_OF_ALL = 12.0  # minimum evidence for the test on all documents togeth
 _MIN_TAIL = 1e-4  # minimum probability assumed for the rest of a row
 _MIN_ROWS = 16
 _MIN_CANDIDATES = 4
-_MAX_SLOPE = 1.2  # maximum exponent of the power of the rank that extrapolates candidates
+_MAX_SLOPE = 1.2  # maximum exponent of the Zipf law that extrapolates candidates
 _MAX_TAIL_RATIO = 3.0
-"""Maximum ratio of a document's rest to the rest that is extrapolated from its candidates.
+"""Maximum ratio of a document's actual rest to the rest extrapolated from its candidates.
 
-The largest ratio of SmolLM2 and Gemma 3 (top 6 to 64, texts of 30 tokens) was 0.84. If logarithms
-are stored to base 2 by mistake, the ratio exceeds 3 in 93 % (top 12) to 100 % (top 32) of these
-texts.
+With SmolLM2 and Gemma 3 (top 6 to 64, texts of 30 tokens), the largest ratio was 0.84. If the file
+wrongly contains logarithms to base 2, the ratio exceeds 3 in 93 % (top 12) to 100 % (top 32) of
+these texts.
 """
 
 
@@ -82,7 +82,7 @@ def is_placeholder(logprobs: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def realized_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[Any]:
-    """Replace placeholders with NaN. At a first token, 0.0 is also a placeholder.
+    """Replace placeholders with NaN. For the first token of a text, 0.0 is also a placeholder.
 
     >>> realized_logprobs(np.array([0.0, -9999.0, 0.0]), firsts=np.array([0])).tolist()
     [nan, nan, 0.0]
@@ -93,7 +93,7 @@ def realized_logprobs(logprobs: NDArray[Any], firsts: NDArray[Any]) -> NDArray[A
 
 
 def fill_null(logprobs: Iterable[Any]) -> list[Any]:
-    """Replace each null, which means −∞ in JSON, with a placeholder."""
+    """Replace null, which stands for −∞ in JSON, with a placeholder."""
     return [PLACEHOLDER if value is None else value for value in logprobs]
 
 
@@ -110,7 +110,7 @@ def checked(
     is_answer: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
-    """Validate a teacher's predictions; return them sorted, unpadded and with `rest_logprob`.
+    """Validate a teacher's predictions. Return them sorted, without padding, and with all rests.
 
     The following must hold, up to rounding:
 
@@ -133,7 +133,7 @@ def checked(
     Raises:
         PredictionError: if a condition does not hold. The error names the first invalid row.
     """
-    is_listed = ~np.isnan(_lookup(topk, 0))  # also if the value is a placeholder
+    is_listed = ~np.isnan(_lookup(topk, 0))  # includes placeholders
     topk, sums = _prepared(topk, width, begins, vocabulary)
     _check_sums(topk, sums, is_complete=True)
     mass_left = np.maximum(0, 1 - sums)
@@ -158,8 +158,8 @@ def checked_projected(
 ) -> TopK:
     """Validate predictions that `project` wrote, as in `checked` but with fewer conditions.
 
-    `realized_logprob` contains shares of chunks, so it can exceed the rest, and a row with its rest
-    can sum to less than 1.
+    `realized_logprob` is a token's share of the log-probability of its chunk, so its probability
+    can exceed the rest. The candidates and the rest of a row can sum to less than 1.
     """
     topk, sums = _prepared(topk, width, begins, vocabulary)
     _check_sums(topk, sums, is_complete=False)
@@ -211,7 +211,7 @@ def _require(
 
 
 def _check_candidates(topk: TopK, width: int, within: str) -> None:
-    """Check ids and log-probabilities, and that no row contains a candidate twice."""
+    """Check that ids and log-probabilities are valid, and that no row has a candidate twice."""
     row_ids, realized, rest = segment_ids(topk.starts), topk.realized_logprob, topk.rest_logprob
     _require(
         (topk.ids < 0) | (topk.ids >= width),
@@ -281,7 +281,7 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
         exceeds(left, unlisted * np.exp(least * (1 - RELATIVE_ROUNDING))),
         lambda n: (
             f"its candidates sum to only {1 - left[n]:.4g}; the {unlisted[n]:,} other tokens "
-            "cannot have the rest, because each is at most as likely as the last candidate "
+            "cannot make up the rest, because each is at most as likely as the last candidate "
             f"({np.exp(least[n]):.2g})"
         ),
         hint,
@@ -353,7 +353,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     expected = _by_document(topk, rows, 1 - left) / num_rows
 
     def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the log-probabilities of shifted tokens, and the share that are candidates."""
+        """Return the log-probabilities of shifted tokens, and the share of rows that list them."""
         listed = _lookup(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
         return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
@@ -394,12 +394,12 @@ def _by_document(topk: TopK, rows: NDArray[np.int64], values: NDArray[Any]) -> N
 
 
 def _first_rows(topk: TopK) -> NDArray[np.int64]:
-    """Return the row that an error names, for each entry of `_by_document`."""
+    """Return the row that an error names, for each document and for all documents together."""
     return np.append(topk.bounds[:-1], 0)
 
 
 def _lookup(topk: TopK, shift: int) -> NDArray[np.float32]:
-    """Return each row's log-probability for the token `shift` rows later, or NaN."""
+    """Return each row's log-probability of the token `shift` rows later, or NaN if not listed."""
     size, row_ids = len(topk.token_ids), segment_ids(topk.starts)
     index = np.clip(np.arange(size) + shift, -1, size)  # positions -1 and `size` do not exist
     document = np.append(segment_ids(topk.bounds), -1)

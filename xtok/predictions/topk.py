@@ -27,7 +27,7 @@ class TopK(NamedTuple):
     # [N], log(1 - sum of the candidates), −inf if they sum to 1; NaN if the row has no prediction,
     # or if the source renormalized the candidates
     rest_logprob: NDArray[np.float32]
-    realized_logprob: NDArray[np.float32]  # [N], of token_ids[i]; NaN if unknown
+    realized_logprob: NDArray[np.float32]  # [N], for token_ids[i]; NaN if unknown
 
     @property
     def valid(self) -> NDArray[np.bool_]:
@@ -43,7 +43,7 @@ def segment_ids(starts: NDArray[np.int64]) -> NDArray[np.int64]:
 def candidate_indices(
     starts: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the starts and the candidates' indices of selected rows. Row −1 is empty."""
+    """Return the candidates of selected rows, as starts and indices. Row −1 is empty."""
     sizes = np.append(np.diff(starts), 0)[rows]
     chosen = offsets_of(sizes)
     return chosen, np.arange(chosen[-1]) + np.repeat(starts[rows] - chosen[:-1], sizes)
@@ -52,7 +52,10 @@ def candidate_indices(
 def take_rows(
     topk: TopK, rows: NDArray[np.int64], token_ids: NDArray[np.int32], bounds: NDArray[np.int64]
 ) -> TopK:
-    """Build predictions for other documents from selected rows. Row −1 has no prediction."""
+    """Build predictions for other documents from selected rows.
+
+    The row index −1 gives a row without a prediction.
+    """
     starts, index = candidate_indices(topk.starts, rows)
     rest, realized = (
         np.append(values, np.float32(np.nan))[rows]
