@@ -155,11 +155,11 @@ ERRORS: Errors = {
             "a row with a scale slot needs at least 2 entries",
         ),
     ],
-    "give the map of this pair; xtok inspect shows the pair of a map; if the pair is right, "
+    "give the map of this pair; xtok inspect shows the pair of a map; if the pair is correct, "
     "set the width to 256 with student_vocab_size=": [
         (
             lambda: xtok.multitoken(bytes_pair(), initial=GOOD),
-            "the student of the map (m) is 4 wide, but bytes is 256 wide",
+            "the student of the map (m) has width 4, but bytes has width 256",
         ),
     ],
     "pass ids from 0 to 255 with ignore_teacher_ids=": [
@@ -224,7 +224,7 @@ ERRORS: Errors = {
     "reduce top_k=": [
         (
             lambda: generate("spelling", top_k=4000),
-            "top_k is 4000, expected at most the teacher's 896 tokens",
+            "top_k is 4000, expected at most 896 (the number of teacher tokens)",
         ),
     ],
     "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'": [

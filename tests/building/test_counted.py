@@ -204,7 +204,7 @@ def test_build_counts_on_text(pair: Pair, corpus: Path) -> None:
     assert mapfile.sha256(projection) == mapfile.sha256(own)
     assert BuildConfig.for_loss("p-kl", target="chunk").target == "chunk"
     assert BuildConfig.for_loss("p-kl", weights="decay").target == "start"
-    with pytest.raises(ValueError, match="requires weights 'synthetic'"):
+    with pytest.raises(ValueError, match="requires weights='synthetic'"):
         build(pair, config=counting(target="both"))
 
 

@@ -386,9 +386,9 @@ def test_invalid_arguments_are_errors_before_models_are_loaded(
     path = tmp_path / "map.safetensors"
     made = xtok.get_map(*sides, path=path)
     for function in (xtok.build, partial(xtok.get_map, path=path)):  # the file exists
-        with pytest.raises(ValueError, match="initial requires texts"):
+        with pytest.raises(ValueError, match="'initial' requires 'texts'"):
             function(*sides, initial=made)
-        with pytest.raises(ValueError, match="requires weights 'synthetic'"):
+        with pytest.raises(ValueError, match="requires weights='synthetic'"):
             function(*sides, BuildConfig(target="both"))
 
 
@@ -502,7 +502,7 @@ def test_event_maps_are_reused(
     xtok.get_map(ours, theirs, for_loss=loss)
     [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")
     assert cached.read_bytes() == before
-    with pytest.raises(ValueError, match=f"{loss} does not support config"):
+    with pytest.raises(ValueError, match=f"{loss}' does not support 'config'"):
         xtok.get_map(ours, theirs, xtok.BuildConfig(), for_loss=loss)
 
 

@@ -62,10 +62,12 @@ def build(
         teacher_model: the teacher.
         config: the options.
         for_loss: use the options for this loss instead of `config`.
-        texts: paths or globs of plain text, JSON Lines or Parquet, optionally gzip or zstd.
+        texts: paths or globs of text files: plain text, JSON Lines or Parquet, optionally
+            compressed with gzip or zstd.
         field: the field (JSON Lines) or column (Parquet) that contains the text.
-        initial: a map of this pair. The counts of `texts` are smoothed towards this map. Its
-            token-matching options replace default options in `config`.
+        initial: a map of this pair. The counts of `texts` are smoothed towards this map.
+            Token-matching options that have their default values in `config` are taken from this
+            map.
         progress: a progress callback.
 
     Raises:
@@ -235,7 +237,7 @@ def _request(
         pair = load_pair(student_model, teacher_model)
         return _map_request(pair, config, texts, field, initial, progress)
     if config is not None or texts or initial is not None:
-        raise ValueError(f"for_loss {loss} does not support config, texts or initial")
+        raise ValueError(f"for_loss={loss!r} does not support 'config', 'texts' or 'initial'")
     kind, make = (SpellingMap, spellings) if loss == "csd" else (EventMap, events)
     pair = load_pair(student_model, teacher_model)
     return _Request(pair, kind, partial(make, pair, progress=progress), lambda: None)
@@ -249,12 +251,12 @@ def _resolve_config(
     config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
 ) -> BuildConfig:
     if config is not None and loss is not None:
-        raise ValueError("pass config or for_loss, not both; BuildConfig.for_loss combines them")
+        raise ValueError("pass either 'config' or 'for_loss'; BuildConfig.for_loss combines them")
     config = BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
     if initial is not None and not texts:
-        raise ValueError("initial requires texts; use multitoken to extend a map")
+        raise ValueError("'initial' requires 'texts'; use multitoken to extend a map")
     if config.target != "start" and not (texts or config.weights == "synthetic"):
-        raise ValueError(f"target {config.target!r} requires weights 'synthetic', or texts")
+        raise ValueError(f"target={config.target!r} requires weights='synthetic' or 'texts'")
     return config.for_text() if texts else config
 
 

@@ -47,7 +47,7 @@ def synthetic_map(
 def counted_map(
     text: PairText, base: ProjectionMap, config: BuildConfig, options: MultitokenConfig
 ) -> tuple[ProjectionMap, list[str]]:
-    """Estimate how probable teacher token t is where student token s starts.
+    """Estimate the probability of each teacher token t at the start of each student token s.
 
     `W[s, t] = (count(s, t) + alpha * base[s, t]) / (count(s) + alpha)`, cut to `top_k`. If pairs
     within chunks are counted, a second EM step follows. The second result is a list of notes.
@@ -64,7 +64,7 @@ def counted_map(
         keys, amounts = map(np.concatenate, zip(pairs, held_out, strict=True))
         text_edges = pair_edges(keys, amounts / unit)
         edges = heaviest(smooth(text_edges, towards, alpha), config.top_k)
-        if further_steps:  # the next step distributes its counts by the weights of this map
+        if further_steps:  # the next step divides counts in proportion to these weights
             in_map = edges._replace(weights=edges.weights.astype(np.float32))
             predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)

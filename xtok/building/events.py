@@ -81,7 +81,7 @@ def find_components(s_link: Ids, t_link: Ids) -> Ids:
 
 
 def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
-    """Number events in the order of their first tokens; merge components without both sides."""
+    """Number events in the order of their first tokens; merge components of only one side."""
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])
     has = np.stack([np.bincount(events, minlength=len(labels)) > 0 for events in sides])

@@ -57,7 +57,7 @@ def config_after(projection: ProjectionMap, config: BuildConfig) -> BuildConfig:
 
 
 def options_beside(projection: ProjectionMap, options: MultitokenConfig) -> dict[str, Any]:
-    """Return the token-matching options whose values the map's history does not record."""
+    """Return the token-matching options that differ from the values in the map's history."""
     used = used_options(projection).options
     return {
         name: value

@@ -83,7 +83,7 @@ def spelled_map(
         edges = Edges.concatenate([initial_edges, edges])
         mixed, initial_kind = np.uint8(RowKind.MIXED), bound.row_kind
         is_exact = initial_kind == RowKind.EXACT
-        initial_kind = np.where(is_exact, mixed, initial_kind)  # such a row may get a slot
+        initial_kind = np.where(is_exact, mixed, initial_kind)  # because the row may get a slot
         differ = (kind != initial_kind) & (kind != RowKind.EMPTY) & (initial_kind != RowKind.EMPTY)
         kind = np.where(differ, mixed, np.maximum(kind, initial_kind))
     result = map_from_rows(pair, edges, kind, config, "multitoken", earlier)

@@ -557,7 +557,7 @@ def test_the_default_is_the_models_own_embeddings(
     result = works(cli("generate", *sides))
     name = "student_to_teacher_generate_top10_own.safetensors"
     assert result.stdout == f"{name}\n"
-    assert "own embeddings" in result.stderr
+    assert "input embeddings of both models" in result.stderr
     assert to_safetensors(generate(xtok.load_pair(*sides), "own")) == (tmp_path / name).read_bytes()
 
 
@@ -604,7 +604,7 @@ def test_uncached_weights_count_as_missing_if_offline(
     for name in ("model.safetensors", "model.safetensors.index.json"):
         (missing / name).touch()
     assert "org/bare has no safetensors weights" in note("org/bare")
-    assert "own embeddings" in note("org/whole")
+    assert "input embeddings of both models" in note("org/whole")
     # the index exists, but is broken
     index = json.dumps({"weight_map": {"wte.weight": "model-1.safetensors"}})
     (whole / "snapshots" / ("1" * 40) / "model.safetensors.index.json").write_text(index)

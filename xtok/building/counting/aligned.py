@@ -70,7 +70,7 @@ class AlignedTexts(NamedTuple):
         excerpts = []
         for table, (ids, starts, ends) in zip(tables, sides, strict=True):
             context = table.spell(ids[starts[0] : starts[index]][-_CONTEXT:])[-_CONTEXT:]
-            context = context.lstrip(bytes(range(0x80, 0xC0)))  # starts with a whole character
+            context = context.lstrip(bytes(range(0x80, 0xC0)))  # without a partial character
             differing = table.spell(ids[starts[index] : ends[index]][:_CONTEXT])[:_CONTEXT]
             excerpts.append(quoted(escape(context + differing)))
         return Difference(group, *excerpts)

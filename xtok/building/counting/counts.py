@@ -1,4 +1,4 @@
-"""Count pairs of tokens, and chunks.
+"""Count pairs of tokens and count chunks.
 
 Counts are integers, so they do not depend on the order of the texts. A pair is stored as an int64
 (see `pair_keys`).
@@ -32,7 +32,7 @@ _ONE = np.ones(1, np.int64)
 
 
 def count_unit(target: Target) -> int:
-    """Return the number that one occurrence of a pair adds to the pair's count."""
+    """Return the count of a pair that occurs once."""
     return 1 if target == "start" else UNIT
 
 
@@ -66,14 +66,14 @@ class PairCounts:
     """Counts of pairs, stored in sorted arrays, the *runs*.
 
     Each run is at least twice as long as the next run, so each pair is merged only a few times.
-    Sorting takes less than 1 % of the time for encoding.
+    Sorting takes less than 1 % of the time that encoding takes.
     """
 
     def __init__(self) -> None:
         self._runs: list[Pairs] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
     def add(self, keys: NDArray[np.int64], amounts: NDArray[np.int64] = _ONE) -> None:
-        """Add to the counts of pairs. A single amount is added to every pair."""
+        """Increase the count of each pair by its amount, or by a single amount."""
         if len(amounts) == 1:
             distinct, counts = np.unique(keys, return_counts=True)
             run = distinct, counts * amounts
@@ -163,10 +163,10 @@ class ChunkCounts:
         t_ids: NDArray[np.int32],
         amounts: NDArray[np.int64] = _ONE,
     ) -> NDArray[np.int64]:
-        """Add to the counts of chunks, and return the indices of the chunks, int64.
+        """Increase the count of each chunk by its amount, or by a single amount.
 
-        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. A single amount is added to every
-        chunk.
+        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. Returns the indices of the chunks,
+        int64.
         """
         indices = np.empty(spans.shape[1], np.int64)
         self._make_room(len(indices), int((spans[1] - spans[0] + spans[3] - spans[2]).sum()))

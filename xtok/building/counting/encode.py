@@ -41,10 +41,10 @@ class TextEncoder:
     def read(
         self, batches: Iterable[TextBatch], total: int, advance: Callable[[int, int], object]
     ) -> Iterator[tuple[TextBatch, list[FlatIds]]]:
-        """Yield each batch with the ids from each tokenizer; encode the next batches meanwhile.
+        """Yield each batch with its ids from each tokenizer, while the next batches are encoded.
 
-        `advance` is called with the number of bytes and the number of the first tokenizer's tokens
-        in each batch.
+        For each batch, `advance` is called with the number of bytes, and the number of tokens from
+        the first tokenizer.
         """
         consumed, batches = 0, iter(batches)
         waiting: deque[tuple[TextBatch, Callable[[], list[FlatIds]]]] = deque()
@@ -63,7 +63,8 @@ class TextEncoder:
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
         """Start encoding in other threads, and return a function that waits for the result.
 
-        Each document is encoded as if text preceded it. Control tokens are ordinary text.
+        Each document is encoded as if text preceded it. The names of control tokens are encoded as
+        ordinary text.
         """
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]

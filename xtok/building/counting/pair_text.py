@@ -66,7 +66,7 @@ class LeftOut:
 
     @property
     def reason(self) -> str:
-        """The note, but without the leading number of bytes."""
+        """The note without the number of bytes at its start."""
         share = f"{self.share:.2%}" if self.share >= 0.00005 else "under 0.01%"
         return (
             f"byte{'' if self.num_bytes == 1 else 's'} of text left out ({share}, in "
@@ -83,7 +83,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class CountPlan:
-    """Choice of the counts. Totals and tokens are always counted."""
+    """The optional counts to collect. Totals and tokens are always counted."""
 
     target: Target = "start"  # pairs to count, as in `BuildConfig`
     hold_out: bool = False  # count one in `HELD_OUT` documents separately, chosen by a hash
@@ -120,11 +120,11 @@ class PerDocument:
         return np.bincount(pair_chunks, self._chunk_counts(in_group), len(keys)).astype(np.float64)
 
     def per_document(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up a value of each pair over the shared token boundaries of each document."""
+        """Return the sum of the pairs' values over all shared token boundaries of each document."""
         return self.over_chunks(values[self._pairs[1]])
 
     def over_chunks(self, values: NDArray[Any]) -> NDArray[np.float64]:
-        """Add up a value of each chunk over all chunks of each document."""
+        """Return the sum of the chunks' values over all chunks of each document."""
         weights = self.counts * values[self.chunk_indices]
         return np.bincount(self.documents, weights, len(self.groups)).astype(np.float64)
 
@@ -202,7 +202,7 @@ class PairText:
 
     @property
     def notes(self) -> list[str]:
-        """Notes about too little text and uncounted text."""
+        """Notes about a short text, and about text that was not counted."""
         left_out = [] if self.left_out is None else [self.left_out.sentence]
         return [*short_text_notes(self.totals.num_bytes), *left_out]
 

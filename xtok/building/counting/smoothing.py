@@ -72,7 +72,7 @@ def entropy_of(ids: NDArray[Any], counts: NDArray[Any]) -> float:
 
 
 def share_of(counts: NDArray[Any], is_counted: NDArray[np.bool_]) -> float:
-    """Return the share of the selected counts in all counts, or 0 without counts."""
+    """Return the sum of the selected counts as a share of all counts, or 0 without counts."""
     return float(counts[is_counted].sum() / (counts.sum() or 1))
 
 
@@ -83,7 +83,7 @@ def entropy_kept(
 ) -> float:
     """Return the entropy of events divided by the entropy of tokens.
 
-    Each entropy is the smaller value of the two sides.
+    Both are the smaller of the entropies of the two sides.
     """
     total = min(entropy_of(ids, counts) for ids in tokens)
     return min(entropy_of(ids, counts) for ids in events) / total if total > 0 else 1.0

@@ -2,8 +2,8 @@
 
 Byte-pair encoding orders tokens by frequency (Sennrich et al., ACL 2016). In synthetic text, the
 kinds of tokens (word, continuation, number, white space, …) form a Markov chain, and the tokens of
-each kind follow Zipf's law. A word usually continues with the end of a token that contains the
-word's last letters.
+each kind follow Zipf's law. To continue a word, the generator usually finds a token that contains
+the word's last letters, and appends the rest of this token.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ _UNSPACED = np.array(
     ]
 )
 
-# These values were chosen by hand: this share, `_SINGLE_SHARE`, `_LOOK_UP`, `_SERVES`, and the
-# numbers in `_draw_scripts`, `_draw_tokens`, `_number_weights`, `_space_weights` and `_STANDARDS`.
-# `scripts/benchmark.py chunks` measures the resulting maps. No script measures single values.
+# The following values were chosen by hand: `_SHARE_UNSPACED`, `_SINGLE_SHARE`, `_LOOK_UP`,
+# `_SERVES`, and the numbers in `_draw_scripts`, `_draw_tokens`, `_number_weights`, `_space_weights`
+# and `_STANDARDS`. `scripts/benchmark.py chunks` measures the resulting maps. No script measures
+# the effect of a single value.
 _SHARE_UNSPACED = 0.33  # share of texts in scripts without spaces
 
 # Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. The
@@ -80,17 +81,17 @@ _ZIPF = {
     TextKind.UNSPACED: (10.0, 0.7),
     TextKind.SYMBOL: (10.0, 0.95),
 }
-# Share of single ASCII characters in their kind
+# Share of single ASCII characters in the weight of their kind
 _SINGLE_SHARE = {TextKind.CONTINUATION: 0.16, TextKind.SYMBOL: 0.3}
 
 _CONTEXT = 6  # a look-up compares the last 2 to 6 bytes
 _LOOK_UP, _SERVES = 0.7, 0.75  # probability of a look-up, and of using a matching context
 _TOKENS_PER_TEXT = 24
-_LONGEST_TOKEN = 1024  # longer tokens would fill the texts; Claude 2's longest has 1,024 bytes
+_LONGEST_TOKEN = 1024  # longer tokens would fill the texts; Claude 2 has a token of 1,024 bytes
 PREFIXES_PER_ROW = 32
 _GOLDEN = 0.6180339887498949
 _TEXTS_AT_ONCE = 12_500
-_PER_DOCUMENT = 25  # texts that are joined, because encoding few documents is faster
+_PER_DOCUMENT = 25  # number of texts per document; encoding few documents is faster
 
 NUM_TEXTS = 50_000
 # If the sides share less than half of all tokens, more chunks have several tokens, so counts vary
@@ -100,7 +101,7 @@ MANY_TEXTS = 150_000
 # Pseudo-count of a token's first piece, or of all its pieces together
 FIRST_PIECE = 1 / 3
 
-# Pseudo-count of all pairs from `prefixes` in a row
+# Sum of the pseudo-counts of the pairs from `prefixes` in each row
 FALLBACK = 0.02
 
 Integers = NDArray[np.int64]
@@ -227,7 +228,7 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
 
 
 class _EvenNumbers:
-    """Quasi-random numbers in [0, 1). Fewer texts suffice than with random numbers.
+    """Quasi-random numbers in [0, 1). They require fewer texts than random numbers.
 
     Each kind of decision uses the multiples of the golden ratio, modulo 1. The numbers are assigned
     in the order of the *causes*, the integers on which the decision depends (array-RQMC: L'Ecuyer,
@@ -391,7 +392,7 @@ class SyntheticSource:
     def _continue_words(
         self, rows: Integers, tail: Integers, tail_length: Integers, start: Integers, stop: Integers
     ) -> None:
-        """Replace drawn tokens, in place, by text that follows the same letters in other tokens."""
+        """Replace drawn tokens in place by text that follows the same letters in other tokens."""
         rows = rows[np.argsort(tail[rows], kind="stable")]  # sorted, for the processor's cache
         for length in range(_CONTEXT, 1, -1):
             bits = 8 * (_CONTEXT - length)

@@ -75,7 +75,8 @@ def generate(
     _check_device(config.device)
     if config.top_k > pair.shape[1]:
         raise XtokError(
-            f"top_k is {config.top_k}, expected at most the teacher's {pair.shape[1]} tokens",
+            f"top_k is {config.top_k}, expected at most {pair.shape[1]} (the number of teacher "
+            "tokens)",
             hint="reduce {option}",
             parameter="top_k",
         )
@@ -86,7 +87,7 @@ def generate(
         note = (
             f"tokens were compared by spelling, because {cause}"
             if cause
-            else "tokens were compared by own embeddings"
+            else "tokens were compared by the input embeddings of both models"
         )
     options: dict[str, Any] = {**asdict(config), "embedding_model": {"kind": embedding_model}}
     if embedding_model == SPELLING:
@@ -153,11 +154,17 @@ def _edges_by_spelling(
     near, counts = _above_threshold(weights, indices, weights.sum(axis=1), config)
     edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
     alone = row_ids[indices[:, 0] < 0].tolist()
-    return edges, counts, [f"no byte in common: {examples_of(alone, student)}"] if alone else []
+    return (
+        edges,
+        counts,
+        [f"tokens that share no byte with a teacher token: {examples_of(alone, student)}"]
+        if alone
+        else [],
+    )
 
 
 def _power(base: Floats, exponent: Floats) -> Floats:
-    """Raise to exponents rounded to eighths; the results are equal on all machines."""
+    """Compute powers with exponents rounded to eighths, which gives equal results everywhere."""
     eighths = np.rint(exponent * 8).astype(np.int64)
     factor, result = np.sqrt(np.sqrt(np.sqrt(base))), np.ones_like(base)
     while eighths.any():
@@ -214,7 +221,7 @@ def _edges_by_embedding(
     else:
         if relaxed:
             notes.append(
-                "canonicalization has no effect on own embeddings: each id has its own embedding"
+                "the option canonicalization has no effect, because each id has its own embedding"
             )
         x, y, counts = fitted_embeddings(
             pair, row_ids, column_ids, offline=offline, progress=progress
@@ -254,7 +261,7 @@ def _textless_notes(table: TokenTable, side: str, num_texts: int) -> list[str]:
 def _most_similar(
     x: Vectors, y: Vectors, config: GenerateConfig, progress: Progress
 ) -> tuple[Floats, NDArray[np.int32], Floats]:
-    """Return weights and indices of the most similar vectors, `[n, top_k]`, and sums of rows."""
+    """Return the largest weights of each row with their indices, `[n, top_k]`, and row sums."""
     import torch
 
     # The threshold applies to an entry's share of its whole row, not of the `top_k` entries.

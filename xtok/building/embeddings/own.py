@@ -34,7 +34,7 @@ def lacking_weights(pair: Pair, *, offline: bool) -> str:
         model = checkpoint_of(tokenizer, offline)
         try:
             has_weights = model is not None and model.has_weights()
-        except EmbeddingError as error:  # no network, or no access
+        except EmbeddingError as error:  # there is no network or no access
             return f"the weights of {name} are unknown ({error.message})"
         if has_weights is None:
             return f"the weights of {name} are not in the local cache"

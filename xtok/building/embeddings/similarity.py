@@ -37,10 +37,10 @@ def largest_cosines(
     advance: Callable[[int], object],
     weigh: Weigh | None = None,
 ) -> tuple[Vectors, NDArray[np.int32], NDArray[np.float64]]:
-    """Return the largest cosines of each student vector, and the teacher indices, `[n, top_k]`.
+    """Return each student vector's largest cosines, and their teacher indices, `[n, top_k]`.
 
     Each row is sorted by descending value, then by index. The third result, `[n]`, is the sum of
-    all m weights of each row, or 0 without `weigh`.
+    all m weights in each row. It is 0 if `weigh` is None.
 
     Args:
         students: the student's vectors, float32 `[n, d]`, finite, without zero vectors.

@@ -3,7 +3,7 @@
 The n-grams of a token are its substrings of 1 to 4 bytes, with marks at both ends, and the whole
 token. Each repetition of an n-gram counts as a different n-gram, so 8 spaces are most similar to 9
 and 7 spaces. If n of all N tokens contain an n-gram, its weight is 16 · log2((N + 1) / n) + 1.
-Weights are rounded, because integer sums are equal on all machines.
+Weights are rounded to integers, because sums of integers are equal on all machines.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from xtok._lib.threads import available_cores
 from xtok.building.embeddings.kernels import add_up_and_keep_largest
 from xtok.maps.edges import ranks
 
-# N-grams that occur in more columns than this are ignored. With a limit of 3,000, the search for
-# Llama 3 → Qwen takes three times as long, and finds the same first entry in each row.
+# Maximum number of columns that contain an n-gram; more frequent n-grams are ignored. With a limit
+# of 3,000, the search for Llama 3 → Qwen takes three times as long, but the first entry of each row
+# is the same.
 MOST_COLUMNS = 1000
 
 _LONGEST = 2048  # maximum number of bytes; keeps sums of squares below 2**31
@@ -49,8 +50,7 @@ def most_similar(
     indices = np.full((len(rows), top_k), -1, np.int32)
     if not (rows and columns):
         return values, indices
-    # Neighbours in sorted order share n-grams, so their columns are already in the processor's
-    # cache.
+    # Sorted neighbours share n-grams, so their columns are already in the processor's cache.
     row_order, column_order = (
         np.array(sorted(range(len(texts)), key=texts.__getitem__)) for texts in (rows, columns)
     )
