@@ -344,8 +344,8 @@ def test_first_row_with_messages_of_the_teacher(small: Path, tmp_path: Path) -> 
     assert "at byte 12" in warning.message
     usual, longer = (len(render(side, chat).ids) for chat in (CHAT, own))
     assert count.message == (
-        f"1 of 3 conversations have them; there, the teacher reads {longer / usual:.1f} times "
-        "as many tokens"
+        "1 of 3 conversations have teacher_messages; there, the teacher reads "
+        f"{longer / usual:.1f} times as many tokens"
     )
     assert longer > 1.2 * usual
 

@@ -51,7 +51,7 @@ ERRORS: Errors = {
                 [bytes_map(), xtok.events("bytes", "bytes")],
                 file("a.txt", "x"),
             ),
-            "event maps cannot be compared with projection maps, and need no loss",
+            "event maps cannot be compared with projection maps, or ranked for a loss",
         ),
     ],
     "evaluate projection maps or event maps; xtok verify checks a spelling map": [

@@ -175,7 +175,7 @@ def test_the_width_of_a_config(byte_level: Tokenizer, ranks: Tokenizer, small: P
     narrow = xtok.load_tokenizer(folder, vocab_size=len(byte_level.table) - 1)
     verification = verify(xtok.build(narrow, ranks), xtok.load_pair(byte_level, ranks))
     assert verification.failed == ("student width",)
-    assert messages(verification)["student width"] == "1,279, but 1,280 from the config"
+    assert messages(verification)["student width"] == "1,279 in the file, but 1,280 from the config"
 
 
 def test_a_given_width_beside_the_width_of_a_pair(byte_level: Tokenizer, ranks: Tokenizer) -> None:
@@ -185,7 +185,7 @@ def test_a_given_width_beside_the_width_of_a_pair(byte_level: Tokenizer, ranks: 
     verification = verify(made, xtok.load_pair(byte_level, ranks), student_vocab_size=narrow)
     widths = [(c.level, c.message) for c in verification.checks if c.name == "student width"]
     assert widths == [
-        ("failed", "1,279, but 1,280 from the config"),
+        ("failed", "1,279 in the file, but 1,280 from the config"),
         ("ok", "1,279, from the option"),
     ]
 
@@ -198,11 +198,11 @@ def test_widths_that_differ_from_the_options_fail(
     assert verify(path, *models, student_vocab_size=258, teacher_vocab_size=260).failed == ()
     verification = verify(path, *models, student_vocab_size=999)
     assert verification.failed == ("student width",)
-    assert messages(verification)["student width"] == "258, but 999 from the option"
+    assert messages(verification)["student width"] == "258 in the file, but 999 from the option"
     line = ["verify", path, *(["bytes", "bytes"] if with_models else [])]
     result = cli(*line, "--teacher-vocab-size", "998")
     assert result.returncode == 3
-    assert "260, but 998 from the option" in result.stdout
+    assert "260 in the file, but 998 from the option" in result.stdout
 
 
 def test_verify_detects_edited_weights_in_a_pt(projection: ProjectionMap, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def format_interval(interval: Interval) -> str:
 def mean_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
     """Return the mean loss, with a confidence interval from resampled documents.
 
-    `sums` and `counts`, float64 `[documents]`, are the sum and the number of losses per document.
+    `sums` and `counts`, float64 `[documents]`, contain the sum and the number of losses in each
+    document.
     """
     value = float(sums.sum() / max(1, counts.sum()))
     if len(sums) < 2:
@@ -80,14 +81,14 @@ def rank(
     values = [float(map_sums.sum() / max(1, counts.sum())) for map_sums in sums]
     best, *others = order = np.argsort(values, kind="stable").tolist()
     lead = None
-    sentence = f"For {label}, {names[best]} measures {values[best]:.3f} nats {place}."
+    sentence = f"For {label}, the loss of {names[best]} is {values[best]:.3f} nats {place}."
     if others:
         second = others[0]
         lead = mean_interval(sums[second] - sums[best], counts)
         which = f"{names[best]} is {'best' if others[1:] else 'better'}"
         if (lead.value if lead.low is None else lead.low) <= 0:
             which = f"this text shows no difference between {names[best]} and {names[second]}"
-        spread = "no interval, because there is one document"
+        spread = "no interval, because there is only one document"
         if lead.low is not None:
             spread = f"95 % interval of the difference: {lead.low:.3f} to {lead.high:.3f}"
         sentence = (

@@ -50,14 +50,14 @@ class ChatTrial:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end an answer in the template, or else eos."""
+        """The ids that end an answer in the template, or the eos id if there are none."""
         eos = self.tokenizer.special_token_names.get("eos_token")
         ids = self._table.roles.get("eos", ()) if eos is None else self._table.ids_of(eos)
         return self.turn_ends or tuple(ids[:1])
 
     @property
     def shown_end(self) -> str:
-        """Text for messages: the ids that end an answer."""
+        """The ids that end an answer, formatted for messages."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -67,7 +67,7 @@ class ChatTrial:
         return f"{shown} (eos, not the turn_end {self._table.shown(roles[0])})"
 
     def checks(self, *, tools: bool) -> Iterator[Check]:
-        """Yield the checks. With `tools`, rewritten tool-call turns are a failure."""
+        """Yield the checks. If `tools` is True, rewritten tool-call turns are a failure."""
         name = "chat template"
         if not self._has_template:
             names = ", ".join(self.tokenizer.chat_templates)
@@ -137,7 +137,7 @@ class ChatTrial:
         return False
 
     def _turn_checks(self) -> Iterator[Check]:
-        if self._error(_USER, _ANSWER):  # the check `roles` reports this error
+        if self._error(_USER, _ANSWER):  # reported by the check `roles`
             return
         result = self._keeps(_USER, _ANSWER, then=_FURTHER)
         yield Check("prefix, user turn", "ok" if result == "kept" else "warning", result)

@@ -1,4 +1,4 @@
-"""Assign the loss of a map on text to classes of student tokens and to rows."""
+"""Divide the loss of a map on text among classes of student tokens, and among rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClassMeasures:
     token_class: str  # the name of a `TokenClass`, in lower case
     starts: int
     loss: float  # cross-entropy at starts or over chunks; for event maps, the leak
-    reference: float  # the same for the floor; for event maps, for a shared vocabulary
+    reference: float  # loss of the floor; for event maps, the leak of shared tokens and a rest
     coverage: float  # coverage at starts
 
 
@@ -61,7 +61,7 @@ class Occurrences:
         self.by_chunk, self.shape = by_chunk, pair.shape
         # student token and count of each pair at boundaries
         self._starts = text.keys >> 32, text.amounts(np.ones(len(text.groups), np.bool_))
-        # student token, count and index of its loss, for each occurrence
+        # for each occurrence: student token, count, and index of its loss
         self._rows, self._amounts = self._starts
         self._owner = np.arange(len(self._rows))
         # pairs of tokens in the text, and their counts

@@ -56,7 +56,7 @@ class Description(MapDescription):
     enable_scale_trick: bool
     rows_by_kind: Mapping[str, int]
     rows_with_slot: int
-    slot_share: float  # share of all weight that is on slots
+    slot_share: float  # sum of the weights of slots, divided by the sum of all weights
     columns_used: int  # number of teacher ids that occur in at least one row
     largest_columns: tuple[ColumnDescription, ...]  # including slots
     coverage: tuple[ClassCoverage, ...] | None  # None unless `classes` is True

@@ -134,7 +134,7 @@ def doctor(
     if pair is None:
         return Diagnosis(tokenizers=diagnosed, pair=None, advice=None, pair_checks=())
     facts, checks = _checked_pair(pair, texts, templates, field, progress)
-    # All losses compare the two sides over the bytes of a text.
+    # Every loss compares the two sides over the bytes of a text, so text must round-trip.
     failed = {c.name for t in diagnosed for c in t.checks if c.level == "failed"}
     return Diagnosis(
         tokenizers=diagnosed,
@@ -159,7 +159,7 @@ def _checked_pair(
 
 def _text_check(text: TextFacts) -> Check:
     if text.left_out is None:
-        return Check("text", "ok", "both sides have the same bytes for all of it")
+        return Check("text", "ok", "both sides have the same bytes for the whole text")
     level: Level = "note" if text.grade == "note" else "warning"
     return Check("text", level, text.left_out.sentence)
 
@@ -179,7 +179,7 @@ def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """
     rows = with_context = size = num_added = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
-    columns = field, "teacher_context"  # columns with candidates are much larger
+    columns = field, "teacher_context"  # not all columns, because candidates need much memory
     for _, row in read_samples(paths, columns):
         if isinstance(row, dict) and isinstance(text := row.get(field), str):
             context = row.get("teacher_context")
@@ -288,7 +288,7 @@ def _other_reading(tokenizer: Tokenizer) -> str:
     text, ids, others = min(differing, key=lambda row: len(row[0]))
     return (
         f"{name} returns other ids for {len(differing)} of {len(texts)} texts: "
-        f"{quoted(escape(text.encode()))} is [{listed(ids, 6)}] here, [{listed(others, 6)}] there"
+        f"for {quoted(escape(text.encode()))}, [{listed(others, 6)}] instead of [{listed(ids, 6)}]"
     )
 
 

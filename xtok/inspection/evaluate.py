@@ -4,8 +4,8 @@ Both tokenizers encode the text. If a student token s and a teacher token t begi
 a good row W[s] has a high weight for t.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
-- Coverage: the share of these positions with W[s, t] > 0. Top-1: the share where t is the heaviest
-  entry of W[s].
+- Coverage: the share of these positions with W[s, t] > 0. Top-1: the share of these positions where
+  t is the heaviest entry of W[s].
 - Floor: the cross-entropy of the best map for this text, counted on this text and cut to the same
   number of entries per row.
 - Recipe: the cross-entropy of X-Token's map (arXiv 2605.21699) with weights .9, .09, …, both passes
@@ -68,7 +68,7 @@ class Evaluation:
     student: str  # model id of the student
     teacher: str
     measures: tuple[MapMeasures, ...] = ()  # by group of text, then by map; `all` comes last
-    event_measures: tuple[EventMapMeasures, ...] = ()  # the same for event maps
+    event_measures: tuple[EventMapMeasures, ...] = ()  # the same, if the maps are event maps
     classes: tuple[ClassMeasures, ...]  # for each map, by class of student tokens
     worst_rows: tuple[WorstRow, ...]  # for each map, the most costly rows first
     num_bytes: int  # bytes of text
@@ -122,7 +122,7 @@ def evaluate(
     are_events = [isinstance(m, EventMap) for m in loaded]
     if any(are_events) and (not all(are_events) or for_loss is not None):
         raise XtokError(
-            "event maps cannot be compared with projection maps, and need no loss",
+            "event maps cannot be compared with projection maps, or ranked for a loss",
             hint="evaluate the event maps separately, without a loss",
         )
     named = dict(zip(distinct_names(names), loaded, strict=True))
@@ -216,7 +216,7 @@ def _map_fields(
     is_covered = {name: weights_at(m.edges, text.keys) > 0 for name, m in maps.items()}
     s, t = text.keys >> 32, text.keys & 0xFFFFFFFF
     measures: list[MapMeasures] = []
-    floors: dict[int, list[NDArray[np.float64]]] = {}  # after the loop, the floors for all text
+    floors: dict[int, list[NDArray[np.float64]]] = {}  # after the loop: for all text
     for fields, in_group, counts in _groups(text):
         floors = {k: [view.losses(view.best_map(in_group, k)) for view in views] for k in recipes}
         for name, m in maps.items():
@@ -274,7 +274,8 @@ class _View:
         return heaviest(pair_edges(self.text.keys[used], counts[used]), top_k)
 
     def measures(self, in_group: NDArray[np.bool_], *losses: NDArray[np.float64]) -> MapLosses:
-        is_measured = in_group & (self.text.num_chunks > 0)  # others would change the interval
+        # Documents without chunks would change the interval.
+        is_measured = in_group & (self.text.num_chunks > 0)
         counts = self.counts[is_measured]
         map_sums, recipe, floor = (self.sums(x)[is_measured] for x in losses)
         mean = mean_interval(map_sums, counts)
@@ -289,7 +290,7 @@ class _View:
 
 
 def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> dict[int, Edges]:
-    """Return X-Token's map without slots, cut to each `top_k` of `maps`."""
+    """Return X-Token's map without slots, once for each distinct `top_k` of the maps."""
     config = MultitokenConfig(scale_trick=False)
     matches = find_matches(pair, config)
     only = ~matches.is_exact
@@ -316,9 +317,9 @@ def _counted_on(maps: Mapping[str, AnyMap], texts: Sequence[SourceFile]) -> list
 def _groups(
     text: PerDocument,
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.float64]]]:
-    """For each group of text, yield fields of `Measures`, a mask of documents, and counts.
+    """Yield the fields of `Measures`, a mask of documents, and counts for each group of text.
 
-    The last group is all text. Groups without a shared token boundary are omitted.
+    The last group contains all text. Groups without a shared token boundary are omitted.
     """
     names = np.array(text.groups)
     groups = {name: names == name for name in _measured(text)}

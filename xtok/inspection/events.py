@@ -115,7 +115,7 @@ class SpellingDescription(MapDescription):
 def describe_spellings(m: SpellingMap, *, num_examples: int = 0) -> SpellingDescription:
     """Count the shared, spelled and omitted tokens of a spelling map.
 
-    `num_examples` is the number of tokens with several pieces to show for each side.
+    `num_examples` is the number of examples for each side: tokens with several pieces.
     """
     examples: list[SpelledToken] = []
     for side in SIDES:

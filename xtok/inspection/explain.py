@@ -156,14 +156,14 @@ def explain(
     >>> xtok.explain("map.safetensors", "201").rows[0].why  # doctest: +SKIP
     'no teacher token has these bytes; spelled in pieces'
 
-    The worst rows have the lowest maximum weight, without slots. Empty rows come first. Unused ids
-    are listed only if their class is requested.
+    The worst rows are the rows with the lowest maximum weight. Slots are ignored, and empty rows
+    come first. Unused ids are listed only if their class is requested.
 
     Args:
         projection: a map, or its path.
         tokens: student tokens as text, bytes or ids, as in `Vocabulary.ids_of`.
-        pair: the map's pair. If it has tokenizers, the result includes each token's pieces in the
-            other vocabulary.
+        pair: the map's pair. If the pair has tokenizers, the result includes each token's pieces in
+            the other vocabulary.
         worst: number of worst rows. Default with `token_class` or `kind`: 20.
         token_class: restrict the worst rows to a class, as in `classes_named`.
         kind: restrict the worst rows to a `RowKind`, in lower case.

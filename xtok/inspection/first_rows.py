@@ -50,7 +50,7 @@ class SideReport:
     """Comparison of one side's training rows with the tokenizer's library."""
 
     differences: list[str]
-    is_compared: bool  # False without a library that has the format
+    is_compared: bool  # False if no library supports the format
     num_texts: int
     num_chats: int
     rendered: list[Conversation]  # conversations that the template accepts
@@ -72,9 +72,9 @@ def compare_side(
 ) -> SideReport:
     """Compare one model's roles, ids and masks with `AutoTokenizer` and `apply_chat_template`.
 
-    xtok's masks may lack some targets of the library: tokens that span the end of the prompt, and
-    messages with weight 0. Texts with a context are skipped. `rows` contains the ids of each sample
-    in a batch; by default, xtok encodes the samples.
+    Some targets of the library may be missing in xtok's masks: tokens that span the end of the
+    prompt, and messages with weight 0. Texts with a context are skipped. `rows` contains the ids of
+    each sample in a batch; by default, xtok encodes the samples.
     """
     texts = {n: s.text for n, s in enumerate(samples) if isinstance(s, SideText) and not s.context}
     chats = [sample for sample in samples if isinstance(sample, ChatRecord)]
@@ -178,7 +178,7 @@ def alignment_findings(
         differences.append(
             f"{len(moved)} of {len(decoded)} chunks that are marked as equal have other bytes on "
             f"the teacher's side, such as {moved[0]}: the ids or the alignment belong to other "
-            "rows, or were moved"
+            "rows, or their positions were shifted"
         )
     yield from (("warning", difference) for difference in differences)
     if not differences:
@@ -220,7 +220,7 @@ def first_rows(texts: Paths, field: str = "text") -> list[SideText | ChatRecord]
         if isinstance(text, str):
             rows.append(SideText(text))
         elif isinstance(value, Mapping) and "messages" not in value:
-            check_texts(texts, field)  # skips nulls; its error names the fields in the file
+            check_texts(texts, field)  # ignores nulls; the error names the fields in the file
         else:
             rows.append(chat_record(value, location))
     return rows
@@ -275,7 +275,7 @@ def _extra_check(
             yield Check(name, "warning", error.message)
     if sizes:
         usual, own = map(sum, zip(*sizes, strict=True))
-        message = f"{len(sizes):,} of {plural(len(chats), 'conversation')} have them; there, "
+        message = f"{len(sizes):,} of {plural(len(chats), 'conversation')} have {name}; there, "
         yield Check(
             name, "ok", f"{message}the teacher reads {own / usual:.1f} times as many tokens"
         )

@@ -54,8 +54,8 @@ def inspect(
         any_map: a map of any kind, or the path of its file.
         tokens: student tokens to explain, as text, bytes or ids, as in `Vocabulary.ids_of`.
         config: the part of the map to show.
-        pair: the map's pair. If it has tokenizers, the result includes each token's pieces in the
-            other vocabulary.
+        pair: the map's pair. If the pair has tokenizers, the result includes each token's pieces in
+            the other vocabulary.
         against: a second map of the pair, to compare row by row.
         texts: paths and globs of text; each row is weighted by its token's count. Requires
             `against` and the student's tokenizer.
@@ -71,7 +71,7 @@ def inspect(
     m, tokens, most = read_map(any_map), token_list(tokens), config.num_examples
     _check(m, config, bool(tokens), against is not None)
     if against is None and (texts or names or field != "text"):
-        raise ValueError("texts, field and names require a second map: against")
+        raise ValueError("'texts', 'field' and 'names' require a second map; pass it as 'against'")
     if not isinstance(m, ProjectionMap):
         bound, _ = bind_map(m, pair)
         return _other_kind(bound, bound.student.all_ids_of(tokens), 5 if most is None else most)
@@ -100,7 +100,7 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
         raise XtokError(
             f"{MAP_NAMES[m.KIND]} has no rows; lists, classes and comparisons require projection "
             "maps",
-            hint="omit them to get an overview, or pass tokens",
+            hint="omit these options to get an overview, or pass tokens",
         )
 
 

@@ -14,7 +14,7 @@ from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table
 
 SMALLEST_GAP = 0.02
-"""Minimum nats between recipe and floor. With a smaller gap, `closed` is noise and is omitted."""
+"""Minimum gap between recipe and floor, in nats. If the gap is smaller, `closed` is omitted."""
 
 # Limits of the verdicts, from `scripts/map_values.py` (six pairs, twenty maps). Over chunks,
 # counted maps close 0.70 to 0.72 of the gap, default maps of `build` -0.15 to 0.00, and maps with

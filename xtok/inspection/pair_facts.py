@@ -52,7 +52,7 @@ class TextFacts:
     boundaries: int  # number of shared token boundaries
     leak: float  # share of boundaries at which a shared token meets a different token
     bits: tuple[float, float]  # entropy of a partition into shared tokens and a rest
-    num_events: int  # for the pair's event map; see `EventMapMeasures` for leak and kept
+    num_events: int  # of the pair's event map; `EventMapMeasures` explains leak and kept
     event_leak: float
     event_kept: float
     # In bits, at boundaries: entropy of the teacher's token given the student's, and the reverse.
@@ -104,10 +104,11 @@ class PairFacts:
     shared: int  # number of student tokens for which a teacher token has equal bytes
     student_share: float  # `shared` as a share of the student's text tokens
     numbers: SharedCounts  # multi-digit tokens; `both`: tokens with equal bytes
-    missing_numbers_text: float | None  # share of numbers without a partner in the text
+    # share of the text's student tokens that are multi-digit numbers without a partner
+    missing_numbers_text: float | None
     roles_alone: tuple[str, ...]  # roles without a counterpart, except `reserved`
     text: TextFacts | None
-    # of student and teacher; None if there is one vocabulary or no tokenizer
+    # for student and teacher; None if the vocabularies are equal or there are no tokenizers
     spellings: tuple[SpellingFacts, SpellingFacts] | None = None
 
 
@@ -115,7 +116,7 @@ def pair_facts(
     pair: Pair, text: PairText | None = None, *, progress: Progress = silent
 ) -> PairFacts:
     """Compare two vocabularies, and measure them and their events on a text."""
-    from xtok.building.spellings import spellings  # unused by `verify` and `inspect`
+    from xtok.building.spellings import spellings  # `verify` and `inspect` do not need it
 
     (student, teacher), is_equal = pair.tables, pair.equal_bytes >= 0
     differing = differing_ids(student, teacher)
@@ -149,7 +150,7 @@ def pair_facts(
 
 
 def _text_facts(pair: Pair, text: PairText, progress: Progress) -> TextFacts:
-    from xtok.building.events import events  # unused by `verify` and `inspect`
+    from xtok.building.events import events  # `verify` and `inspect` do not need it
 
     keys, amounts = text.pairs
     s, t = keys >> 32, keys & 0xFFFFFFFF

@@ -11,7 +11,7 @@ Level = Literal["ok", "note", "warning", "failed", "skipped"]
 Grade = Literal["bad", "usable", "note", "good"]
 
 GOOD_LEAK, MOST_LEAK = 0.02, 0.05
-"""Up to these shares of wrong boundaries, a loss or an event map is good or usable."""
+"""Maximum shares of wrong boundaries for the grades `good` and `usable`."""
 
 Result: TypeAlias = tuple[Level, str]
 """Level and sentence of a comparison's result."""

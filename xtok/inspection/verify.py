@@ -247,4 +247,4 @@ def _width(stored: Vocabulary, loaded: Vocabulary) -> Result:
     if source == "tokenizer" and stored.vocab_size > loaded.vocab_size:
         tokens = f"the model with {loaded.vocab_size:,} tokens has no config.json"
         return "ok", f"{width}; not checked, because {tokens}"
-    return "failed", f"{width}, but {loaded.vocab_size:,} from the {source}"
+    return "failed", f"{width} in the file, but {loaded.vocab_size:,} from the {source}"

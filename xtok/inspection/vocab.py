@@ -35,7 +35,7 @@ class VocabToken:
     name: str  # escaped bytes, or a special token's name
     roles: tuple[str, ...]
     teacher_id: int | None  # teacher id with equal bytes or role
-    # teacher ids of its bytes; empty for special tokens, and if the teacher cannot spell it
+    # teacher ids that spell the token; empty for special tokens and tokens that cannot be spelled
     spelling: tuple[int, ...] | None
 
 

@@ -44,7 +44,7 @@ _MARKS = {
     "usable": ("!", "usable", "check"),
     "bad": ("✕", "does not fit", "bad"),
 }
-"""For each grade: a sign, words for a loss, and words for a finding."""
+"""For each grade: a symbol, the text for a loss, and the text for a finding."""
 
 
 def report(
@@ -117,7 +117,7 @@ def render_page(examined: PageData) -> bytes:
         most_entries=MOST_ENTRIES,
         is_whole=all(m.top_k <= MOST_ENTRIES for m in examined.maps),
         on_text={(c.name, c.token_class): c for c in measured},
-        data=Markup(text.replace("<", "\\u003c")),  # because it is inside a script element
+        data=Markup(text.replace("<", "\\u003c")),  # the JSON is inside a script element
     )
     return html.encode("utf-8", "backslashreplace")
 

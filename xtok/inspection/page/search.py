@@ -33,7 +33,7 @@ MOST_ENTRIES = 8
 """Maximum number of entries of a row on the page."""
 
 PageColumns = dict[str, tuple[int, str]]
-"""Number of bytes per value, and base64 text, by name."""
+"""For each column name: the number of bytes per value, and the base64 text."""
 
 
 def pack_columns(examined: PageData) -> PageColumns:
@@ -48,7 +48,7 @@ def pack_columns(examined: PageData) -> PageColumns:
 
 
 def cut_sizes(table: TokenTable) -> dict[int, int]:
-    """Return a dict with the full size of each token that is cut."""
+    """Return the full size in bytes of each token that is cut, by id."""
     return {i: int(table.lengths[i]) for i in np.flatnonzero(table.lengths > SHOWN_BYTES).tolist()}
 
 
