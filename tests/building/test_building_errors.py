@@ -224,7 +224,7 @@ ERRORS: Errors = {
     "reduce top_k=": [
         (
             lambda: generate("spelling", top_k=4000),
-            "top_k is 4000, expected at most 896 (the number of teacher tokens)",
+            "top_k is 4000, expected at most 896 (the teacher's width)",
         ),
     ],
     "pip install sentence-transformers, or in a clone of xtok: pip install -e '.[sentence]'": [

@@ -81,7 +81,10 @@ def find_components(s_link: Ids, t_link: Ids) -> Ids:
 
 
 def number_events(joined: Ids, offset: int) -> tuple[NDArray[np.int32], int | None]:
-    """Number events in the order of their first tokens; merge components of only one side."""
+    """Number events in the order of their first tokens.
+
+    Components with tokens of only one side are merged.
+    """
     labels, components = np.unique(joined, return_inverse=True)
     sides = np.split(components, [offset])
     has = np.stack([np.bincount(events, minlength=len(labels)) > 0 for events in sides])

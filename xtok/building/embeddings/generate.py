@@ -75,8 +75,7 @@ def generate(
     _check_device(config.device)
     if config.top_k > pair.shape[1]:
         raise XtokError(
-            f"top_k is {config.top_k}, expected at most {pair.shape[1]} (the number of teacher "
-            "tokens)",
+            f"top_k is {config.top_k}, expected at most {pair.shape[1]} (the teacher's width)",
             hint="reduce {option}",
             parameter="top_k",
         )
@@ -154,13 +153,8 @@ def _edges_by_spelling(
     near, counts = _above_threshold(weights, indices, weights.sum(axis=1), config)
     edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
     alone = row_ids[indices[:, 0] < 0].tolist()
-    return (
-        edges,
-        counts,
-        [f"tokens that share no byte with a teacher token: {examples_of(alone, student)}"]
-        if alone
-        else [],
-    )
+    note = f"tokens that share no byte with a teacher token: {examples_of(alone, student)}"
+    return edges, counts, [note] if alone else []
 
 
 def _power(base: Floats, exponent: Floats) -> Floats:
