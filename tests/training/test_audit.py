@@ -408,7 +408,7 @@ def positions_apart(bench: Bench) -> None:
 # Faults of the alignment
 
 
-@fault("targets are in a chunk with the teacher")
+@fault("targets are aligned with the teacher")
 def no_chunks(bench: Bench) -> None:
     aligned = bench.side["alignment"]
     valid = aligned.pair_valid & (torch.arange(aligned.pair_valid.shape[1]) < 3)

@@ -72,7 +72,7 @@ class Matches(NamedTuple):
     pair: Pair  # the pair in the token form that was compared, without ignored ids
     equal: Edges  # edges of tokens with equal bytes, weight 1
     special: Edges  # edges of special tokens, weight 1
-    relaxed: Edges  # edges from tokens without an exact match to near-equivalents, weight 1
+    relaxed: Edges  # edges to near-equivalents, for tokens without an exact match, weight 1
     is_exact: NDArray[np.bool_]  # [V_student], rows with edges in `equal` or `special`
 
 

@@ -135,10 +135,10 @@ def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
         return "usable", _sentence("; ".join(problems))
-    rows = "Rows are counted probabilities" if is_counted(m) else "Rows are probabilities"
+    rows = "All rows are counted probabilities" if is_counted(m) else "All rows are probabilities"
     measured = "" if verdict is None else f"; {verdict.reason}"
     grade: Grade = "good" if verdict is None else verdict.grade
-    return grade, f"{rows}, without exact rows or slots{measured}."
+    return grade, f"{rows}; no row is exact or has a slot{measured}."
 
 
 def _sentence(words: str) -> str:

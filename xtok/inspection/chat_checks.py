@@ -122,7 +122,7 @@ class ChatTrial:
         if set(results.values()) == {"kept"}:
             yield Check(name, "ok", "kept")
         elif is_changed and self._suits_loops():
-            lines.append("a loop that appends tool messages works if the content is empty")
+            lines.append("appending tool messages keeps the ids if the content of calls is empty")
             yield Check(name, "warning", "\n".join(lines))
         else:
             changed: Level = "failed" if tools else "warning"

@@ -169,7 +169,7 @@ def alignment_findings(
     moved = [f"{a} and {b}" for a, b in decoded if a != b]
     differences = []
     if targets_in < ENOUGH * targets:
-        differences.append(f"{targets_in} of {targets} targets are in a chunk with the teacher")
+        differences.append(f"{targets_in} of {targets} targets are aligned with the teacher")
     if num_equal < ENOUGH * chunks:
         differences.append(f"{num_equal} of {chunks} chunks have the same bytes on both sides")
     if bos_in < num_bos:
@@ -198,7 +198,7 @@ def _decode_chunks(
     chunk_ids: Sequence[NDArray[Any]],
     chunks: NDArray[np.int64],
 ) -> Iterator[tuple[str, ...]]:
-    """Yield both sides' texts of some of the `chunks`, `[N, 2]`: row and chunk id."""
+    """Yield the texts of some chunks on both sides. `chunks` is `[N, 2]`: row and chunk id."""
     for row, chunk_id in chunks[:: -(-len(chunks) // NUM_CHUNKS) or 1]:
         side_ids = [x[row][c[row] == chunk_id] for x, c in zip(ids, chunk_ids, strict=True)]
         sides = [*zip((t.table for t in tokenizers), side_ids, strict=True)]

@@ -227,7 +227,7 @@ def _tokens(stored: TokenTable | None, tokenizer: Tokenizer) -> Result:
 def _definition(stored: Vocabulary, tokenizer: Tokenizer) -> Result:
     loaded = tokenizer.vocabulary
     if stored.definition_sha256 is None:
-        return "skipped", f"the file records no definition of {loaded.model_id} to compare"
+        return "skipped", f"the file does not record a tokenizer definition of {loaded.model_id}"
     if stored.backend != loaded.backend:
         kinds = f"the map was built from {stored.backend} files, the model has {loaded.backend}"
         return "skipped", f"{kinds} files, so their definitions cannot be compared"

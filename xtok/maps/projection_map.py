@@ -355,7 +355,7 @@ def _check_sums(m: ProjectionMap) -> None:
 
 
 ProjectionMap.INVARIANTS = {
-    "shapes": (_check_shapes, "every array has its length"),
+    "shapes": (_check_shapes, "every array has the expected length"),
     "ids": (_check_ids, "within the two widths"),
     "weights": (_check_weights, "finite and above 0"),
     "row kinds": (_check_kinds, "consistent with the rows; at most top_k entries per row"),

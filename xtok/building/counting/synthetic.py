@@ -73,8 +73,8 @@ _UNSPACED = np.array(
 _SHARE_UNSPACED = 0.33  # share of texts in scripts without spaces
 
 # Shift and exponent: a token's weight within its kind is 1 / (rank + shift) ** exponent. The
-# weights are slightly flatter than the fit of `scripts/benchmark.py synthetic`, so that rare tokens
-# are counted often enough.
+# weights are slightly more uniform than the weights that `scripts/benchmark.py synthetic` fits to
+# text, so that rare tokens are counted often enough.
 _ZIPF = {
     TextKind.WORD: (1.0, 0.9),
     TextKind.CONTINUATION: (5.0, 0.8),

@@ -153,7 +153,7 @@ def _edges_by_spelling(
     near, counts = _above_threshold(weights, indices, weights.sum(axis=1), config)
     edges = Edges(row_ids[near.student_ids], column_ids[near.teacher_ids], near.weights)
     alone = row_ids[indices[:, 0] < 0].tolist()
-    note = f"tokens that share no byte with a teacher token: {examples_of(alone, student)}"
+    note = f"not similar to any teacher token: {examples_of(alone, student)}"
     return edges, counts, [note] if alone else []
 
 

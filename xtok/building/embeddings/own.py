@@ -82,7 +82,7 @@ def fitted_embeddings(
         "anchors fitted on": len(fit[0]),
         "anchors held out": len(test[0]),
         "mean cosine of held-out anchors": float(cosines.mean()),
-        "squared error of held-out anchors, relative": float(error),
+        "relative squared error of held-out anchors": float(error),
     }  # fmt: skip
 
 
