@@ -251,7 +251,7 @@ def _resolve_config(
     config: BuildConfig | None, loss: BuildLoss | None, texts: Paths, initial: MapLike | None
 ) -> BuildConfig:
     if config is not None and loss is not None:
-        raise ValueError("pass either 'config' or 'for_loss'; BuildConfig.for_loss combines them")
+        raise ValueError("pass 'config' or 'for_loss', not both; BuildConfig.for_loss takes both")
     config = BuildConfig.or_default(config) if loss is None else BuildConfig.for_loss(loss)
     if initial is not None and not texts:
         raise ValueError("'initial' requires 'texts'; use multitoken to extend a map")
