@@ -208,8 +208,8 @@ def _map_fields(
     by_row: Occurrences,
     for_loss: BuildLoss | None,
 ) -> dict[str, Any]:
-    # Two arrays per map: its losses at boundaries and over chunks, for all documents. A group
-    # selects documents, so these losses are computed only once.
+    # Each map has two arrays of losses for all documents: at boundaries and over chunks. The losses
+    # are computed only once, because a group only selects documents.
     views = [_View(text, by_row.shape, over_chunks=over) for over in (False, True)]
     losses = {name: [view.losses(m.edges) for view in views] for name, m in maps.items()}
     recipe_losses = {k: [view.losses(recipe) for view in views] for k, recipe in recipes.items()}

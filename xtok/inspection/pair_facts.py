@@ -96,13 +96,13 @@ class PairFacts:
 
     student: str
     teacher: str
-    same: bool  # whether each id is the same token on both sides
+    same: bool  # whether every id stands for the same token on both sides
     num_ids: int  # number of ids up to the last token; higher ids are padding
     differing: int  # number of ids with different tokens on the two sides
     differing_examples: tuple[str, ...]  # first of these ids, with both tokens
     vocabulary: SharedCounts  # number of distinct byte strings
     shared: int  # number of student tokens for which a teacher token has equal bytes
-    student_share: float  # `shared` as a share of the student's text tokens
+    student_share: float  # `shared`, divided by the number of the student's text tokens
     numbers: SharedCounts  # multi-digit tokens; `both`: tokens with equal bytes
     # share of the text's student tokens that are multi-digit numbers without a partner
     missing_numbers_text: float | None

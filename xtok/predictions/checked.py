@@ -37,7 +37,7 @@ _SHIFTED_HINT = "in row i, store the prediction of token i from the tokens befor
 # Minimum evidence for rejecting a cache, in nats. A correct cache is rejected in at most 4 of 10⁸
 # cases: the probability that a wrong distribution fits better by 17 nats is at most exp(-17).
 _EVIDENCE = 17.0
-_EVIDENCE_PER_ROW = 5.5  # maximum evidence from one row, so that a rejection needs four rows
+_EVIDENCE_PER_ROW = 5.5  # maximum evidence from one row; a rejection needs four rows
 _EVIDENCE_OF_ALL = 12.0  # minimum evidence for the test on all documents together
 
 _MIN_TAIL = 1e-4  # minimum probability assumed for the rest of a row

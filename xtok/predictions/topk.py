@@ -36,7 +36,7 @@ class TopK(NamedTuple):
 
 
 def segment_ids(starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the segment of each item, for example the row of each candidate."""
+    """Return the index of the segment that contains each item, such as a candidate's row."""
     return np.repeat(np.arange(len(starts) - 1), np.diff(starts))
 
 

@@ -25,7 +25,8 @@ from xtok.tokenizers.checkpoint import Checkpoint
 from xtok.tokenizers.notes import examples_of
 from xtok.tokenizers.table import TokenTable
 
-_TEXTS_PER_BATCH = 256  # constant, because the padding of a batch affects the last bits of results
+# Constant, because padding depends on the batch size and changes the last bits of the results
+_TEXTS_PER_BATCH = 256
 
 
 def open_source(
