@@ -27,18 +27,18 @@ from xtok.training.sparse import block_length
 MAX_TOKENS = 1024
 """Bits per byte are measured on at most this number of tokens per model."""
 
-FEWEST_TOKENS = 32
+WINDOW_TOKENS = 32
 """Number of tokens for checking the student's own loss. For 250,000 ids, their logits need 32 MiB.
 """
 
-FEWEST_TARGETS, FEWEST_BYTES = 16, 32
+MIN_TARGETS, MIN_BYTES = 16, 32
 """Minimum numbers of targets and of their bytes. With fewer, measurements are unreliable."""
 
-ABOVE_UNIFORM = 1.2
+MAX_UNIFORM_RATIO = 1.2
 """Maximum loss of a model, divided by the loss of a uniform distribution. A model with random
 weights reaches about 1.0."""
 
-BEHIND, FAR_BEHIND = 1.02, 1.5
+NOTE_RATIO, WARNING_RATIO = 1.02, 1.5
 """Thresholds for a note and a warning: the teacher's bits per byte divided by the student's."""
 
 
@@ -141,9 +141,12 @@ class _AuditedSide:
     batch: SideBatch
     tokenizer: Any  # a `Tokenizer`; None for stored predictions
     head: Head | None
-    nats: Sequence[float] = ()  # sums of −log p of the tokens before, at and after the targets
     count: int = 0  # number of targets
-    bytes: int = 0  # number of bytes in the targets
+    # sums of −log p of the targets, of the tokens before them, and of the tokens after them
+    nats: float = math.nan
+    nats_before: float = math.nan
+    nats_after: float = math.nan
+    num_bytes: int = 0  # number of bytes in the targets
     uniform: float = math.nan  # the sum of −log p under a uniform distribution
 
     @property
@@ -156,10 +159,9 @@ class _AuditedSide:
     def trainable(self) -> dict[str, Tensor]:
         return {n: p for n, p in unwrap(self.model).named_parameters() if p.requires_grad}
 
-    def bits(self, index: int = 1) -> float:
-        """Return bits per byte of the tokens before (0), at (1) or after (2) targets, or NaN."""
-        is_enough = self.bytes >= FEWEST_BYTES
-        return self.nats[index] / math.log(2) / self.bytes if is_enough else math.nan
+    def bits(self, nats: float) -> float:
+        """Convert a sum to bits per byte of the targets, or to NaN for few bytes."""
+        return nats / math.log(2) / self.num_bytes if self.num_bytes >= MIN_BYTES else math.nan
 
     @torch.no_grad()
     def measure(self, num_rows: int) -> Tensor:
@@ -176,9 +178,10 @@ class _AuditedSide:
             losses = [log_p.gather(1, x.flatten()[indices, None]) for x in tokens]
             parts.append(-torch.cat(losses, 1).t())
         nats = torch.cat(parts, 1)
-        self.nats, self.count = nats.sum(1, dtype=torch.float64).tolist(), nats.shape[1]
+        self.nats_before, self.nats, self.nats_after = nats.sum(1, dtype=torch.float64).tolist()
+        self.count = nats.shape[1]
         self.uniform = self.count * math.log(logits.shape[-1])
-        self.bytes = int(part["target_bytes"].sum()) if "target_bytes" in part else 0
+        self.num_bytes = int(part["target_bytes"].sum()) if "target_bytes" in part else 0
         return nats[1]
 
     def window(self) -> SideBatch:
@@ -189,7 +192,7 @@ class _AuditedSide:
         """
         targets = (self.batch["targets"] >= 0).nonzero().tolist()
         row, position = targets[0] if targets else (0, 0)
-        window = _crop(self.batch, slice(row, row + 1), slice(position, position + FEWEST_TOKENS))
+        window = _crop(self.batch, slice(row, row + 1), slice(position, position + WINDOW_TOKENS))
         window["labels"] = window["labels"].clone()
         window["labels"][:, 0] = IGNORED
         window["targets"] = shifted_targets(window)
@@ -334,7 +337,7 @@ def _student_findings(audited: _AuditedSide, num_rows: int) -> Iterator[Result]:
     with evaluating([audited.model]):
         audited.measure(num_rows)
     if audited.count:
-        yield "ok", f"loss {audited.nats[1] / audited.count:.2f}"
+        yield "ok", f"loss {audited.nats / audited.count:.2f}"
     yield from _warnings(_uniform_problems(audited))
 
 
@@ -379,9 +382,9 @@ def _loss_findings(model: Any, outputs: Any, targets: Tensor) -> Iterator[Result
 
 
 def _uniform_problems(audited: _AuditedSide) -> Iterator[str]:
-    if audited.count >= FEWEST_TARGETS and not audited.nats[1] <= ABOVE_UNIFORM * audited.uniform:
+    if audited.count >= MIN_TARGETS and not audited.nats <= MAX_UNIFORM_RATIO * audited.uniform:
         yield (
-            f"{audited.name} needs {audited.nats[1] / audited.count:.2f} nats per token, and a "
+            f"{audited.name} needs {audited.nats / audited.count:.2f} nats per token, and a "
             f"uniform distribution needs {audited.uniform / audited.count:.2f}: check that its "
             "weights are loaded, and that the ids belong to its tokenizer"
         )
@@ -450,11 +453,11 @@ def _teacher_problems(audited: _AuditedSide, num_rows: int) -> Iterator[str]:
         results = " and ".join(f"{float(nats.mean()):.5f}" for nats in (first, second))
         yield f"{name} gives two results for the same batch, {results}: check it for dropout"
     yield from _uniform_problems(audited)
-    for index, neighbor in ((0, "before"), (2, "after")):
-        if audited.bits(index) < audited.bits() / 2:
+    for position, nats in (("before", audited.nats_before), ("after", audited.nats_after)):
+        if (bits := audited.bits(nats)) < (target_bits := audited.bits(audited.nats)) / 2:
             yield (
-                f"{name} predicts the tokens {neighbor} its targets ({audited.bits(index):.2f} "
-                f"bits per byte) better than the targets ({audited.bits():.2f}); its logits or ids "
+                f"{name} predicts the tokens {position} its targets ({bits:.2f} bits per byte) "
+                f"better than the targets ({target_bits:.2f}); its logits or ids "
                 "are shifted"
             )
 
@@ -462,15 +465,15 @@ def _teacher_problems(audited: _AuditedSide, num_rows: int) -> Iterator[str]:
 def _bits_findings(
     student: _AuditedSide, teacher: _AuditedSide, *, is_judged: bool
 ) -> Iterator[Result]:
-    name, bits, student_bits = teacher.name, teacher.bits(), student.bits()
-    if teacher.bytes < FEWEST_BYTES:
-        yield "skipped", f"the bits per byte of {name} ({teacher.bytes} bytes)"
+    name, bits, student_bits = teacher.name, teacher.bits(teacher.nats), student.bits(student.nats)
+    if teacher.num_bytes < MIN_BYTES:
+        yield "skipped", f"the bits per byte of {name} ({teacher.num_bytes} bytes)"
         return
     comparison = "" if math.isnan(student_bits) else f" (the student {student_bits:.2f})"
     yield "ok", f"{name} {bits:.2f} bits per byte{comparison}"
-    if is_judged and bits > BEHIND * student_bits:
+    if is_judged and bits > NOTE_RATIO * student_bits:
         yield (
-            "warning" if bits > FAR_BEHIND * student_bits else "note",
+            "warning" if bits > WARNING_RATIO * student_bits else "note",
             f"{name} needs {bits:.2f} bits per byte, but the student needs {student_bits:.2f}: "
             "this teacher will probably reduce quality; train without a teacher, or with a teacher "
             "that predicts this text better",

@@ -100,7 +100,7 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
         tokens = rows, ids, student_logprob, grad_a[chunks.student.chunk]
         return loss.detach(), logit_gradient(block.probabilities(widths[0]), [tokens])
 
-    def explain() -> None:
+    def check() -> None:
         check_targets((student_tokens, teacher_tokens), widths)
         if stored is not None:
             logprobs = stored[teacher_tokens.positions]
@@ -111,7 +111,7 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
                 )
 
     part = chunk_part(student_tokens, teacher_tokens, compare, teacher, widths[1])
-    return Plan([part], sides.chunks.total, dtype, explain=explain)
+    return Plan([part], sides.chunks.total, dtype, check=check)
 
 
 def _is_wrong(logprobs: Tensor) -> Tensor:

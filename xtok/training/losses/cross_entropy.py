@@ -46,13 +46,13 @@ def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
         grad.scatter_add_(1, target, torch.full_like(target, -1, dtype=grad.dtype))
         return losses.masked_fill(is_wrong, torch.nan), grad
 
-    def explain() -> None:
+    def check() -> None:
         if bool((target_ids >= width).any()):
             raise ValueError(
                 f"the targets contain id {int(target_ids.max())}, expected ids below {width}"
             )
 
-    return Plan([PlanPart(positions, compare)], len(ids), work_dtype(student), explain=explain)
+    return Plan([PlanPart(positions, compare)], len(ids), work_dtype(student), check=check)
 
 
 def combine(

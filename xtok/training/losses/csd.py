@@ -94,8 +94,8 @@ def plan_csd(sides: BothLogits, index: SpellingIndex, config: CSDConfig) -> Plan
     parts = [shared.part(events.singles), _group_part(sides, index.widths, config, tokens, events)]
     if weight := config.alpha * config.beta:
         parts.append(shared.part(events.groups, shared.rest_cells(events), weight))
-    explain = partial(check_targets, tokens, index.widths)
-    return Plan(parts, events.num_chunks, sides.dtype, config.temperature, explain)
+    check = partial(check_targets, tokens, index.widths)
+    return Plan(parts, events.num_chunks, sides.dtype, config.temperature, check)
 
 
 def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) -> int:

@@ -110,7 +110,7 @@ class Plan(NamedTuple):
     num_terms: int  # without terms, the loss is 0
     dtype: torch.dtype
     temperature: float = 1.0
-    explain: Callable[[], None] = lambda: None  # raises an error for invalid input
+    check: Callable[[], None] = lambda: None  # raises an error for invalid input
     # Other tensors that require gradients, and their accumulated gradients.
     gradients: Sequence[tuple[Tensor, Tensor]] = ()
     value: Tensor | float = 0.0  # added to the sum of the terms
@@ -396,7 +396,7 @@ def _require_finite(losses: Sequence[Tensor], plans: Sequence[Plan], student: Lo
     are_finite = torch.isfinite(torch.stack([*losses])).tolist()
     wrong = [plan for plan, fine in zip(plans, are_finite, strict=True) if plan.parts and not fine]
     for plan in wrong:
-        plan.explain()
+        plan.check()
     for part in chain.from_iterable(plan.parts for plan in wrong):
         sides = [("student", student, part.positions)]
         if part.teacher:

@@ -99,10 +99,10 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
         is_wrong = exceeds(total, 1) | total.isnan()
         return loss.masked_fill(is_wrong.any(), torch.nan), grad
 
-    def explain() -> None:
+    def check() -> None:
         _check_candidates(gather_stored(torch.arange(len(tokens), device=tokens.device)), width)
 
-    return Plan([PlanPart(tokens - 1, compare)], len(tokens), dtype, explain=explain)
+    return Plan([PlanPart(tokens - 1, compare)], len(tokens), dtype, check=check)
 
 
 def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
