@@ -531,3 +531,16 @@ def test_type_checkers_know_the_class(tmp_path: Path) -> None:
     assert_type(xtok.get_map("bytes", "bytes", path=path, for_loss="gold"), xtok.ProjectionMap)
     assert_type(xtok.get_map("bytes", "bytes", path=path, for_loss="event-kl"), xtok.EventMap)
     assert_type(xtok.get_map("bytes", "bytes", path=path, for_loss="csd"), xtok.SpellingMap)
+
+
+def test_get_map_rebuilds_and_is_strict_on_request(tmp_path: Path) -> None:
+    path, notes = tmp_path / "m.safetensors", list[str]()
+    with pytest.raises(xtok.XtokError, match="null:5 cannot spell"):
+        xtok.get_map("bytes", "null:5", path=path, strict=True)
+    assert not path.exists()
+    maps = [
+        xtok.get_map("bytes", "null:5", path=path, rebuild=again, note=notes.append)
+        for again in (False, False, True)
+    ]
+    assert [bool(m.reports) for m in maps] == [True, False, True]
+    assert notes == [f"{path} exists, and is kept"]

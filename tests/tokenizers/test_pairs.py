@@ -57,19 +57,6 @@ def test_load_pair_returns_a_pair_and_rejects_a_single_model(digits: Tokenizer) 
         xtok.build(pair, for_loss="event-kl")  # type: ignore[arg-type]
 
 
-def test_get_map_rebuilds_and_is_strict_on_request(tmp_path: Path) -> None:
-    path, notes = tmp_path / "m.safetensors", list[str]()
-    with pytest.raises(xtok.XtokError, match="null:5 cannot spell"):
-        xtok.get_map("bytes", "null:5", path=path, strict=True)
-    assert not path.exists()
-    maps = [
-        xtok.get_map("bytes", "null:5", path=path, rebuild=again, note=notes.append)
-        for again in (False, False, True)
-    ]
-    assert [bool(m.reports) for m in maps] == [True, False, True]
-    assert notes == [f"{path} exists, and is kept"]
-
-
 def test_pieces_keep_the_order_of_the_requested_tokens(tmp_path: Path) -> None:
     student = byte_ranks(tmp_path / "student.tiktoken", "ab", "abc", "cd")
     pair = xtok.load_pair(student, byte_ranks(tmp_path / "teacher.tiktoken", "ab"))
