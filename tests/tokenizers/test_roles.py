@@ -147,3 +147,13 @@ def test_slots_use_unused_ids_first() -> None:
     unknown = Decoded(entries).table(2)
     assert slot_candidates(replace(unknown, roles=find_roles(unknown, {})))[0] == 1
     assert slot_candidates(table_of(text=("a",))) == []
+
+
+def test_similarity_of_names() -> None:
+    student = table_of("<|end_of_text|>", "<|begin_of_text|>", "<pad>", "</s>", text=("x",))
+    teacher = table_of("<|endoftext|>", "[PAD]", "<s>", "<|pad|>", text=("pad",))
+    # ^b be eg gi in no of ft te ex xt t$ and ^e en nd do of ft te ex xt t$ share 6: 0.5455
+    assert match_names(student, teacher, threshold=0.5) == {0: 0, 1: 0, 2: 1}
+    assert match_names(student, teacher, threshold=0.6) == {0: 0, 2: 1}
+    assert match_names(table_of(text=("x",)), teacher, threshold=0.1) == {}
+    assert match_names(student, table_of(text=("x",)), threshold=0.1) == {}
