@@ -355,3 +355,28 @@ def test_a_fresh_process_needs_no_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     run_python(script, cwd=tmp_path, check=True, timeout=300)
+
+
+@pytest.mark.parametrize("credit", ["uniform", "prefix"])
+def test_project_logprobs_ignores_placeholders(
+    credit: Any, digits: Tokenizer, byte_level: Tokenizer
+) -> None:
+    aligner = xtok.TokenAligner(xtok.load_pair(digits, byte_level))
+    student, teacher = (
+        side.segment(b"The harbour master counted 201 boats.") for side in (digits, byte_level)
+    )
+    values = [-1.0] * len(teacher)
+    candidates = [[i] for i in teacher], [[v] for v in values]
+    columns: dict[str, Any] = {
+        "credit": xtok.PrefixCredit(*candidates) if credit == "prefix" else credit
+    }
+    plain = xtok.project_logprobs(aligner, student, teacher, values, **columns)
+    assert plain.valid.all()
+    for position, value in ((len(teacher) - 1, -9999.0), (0, 0.0), (0, -9999.0)):
+        odd = [*values[:position], value, *values[position + 1 :]]
+        result = xtok.project_logprobs(aligner, student, teacher, odd, **columns)
+        assert 0 < (~result.valid).sum() < 6
+        assert not result.valid[0 if position == 0 else -1]
+        assert np.array_equal(result.logprobs[result.valid], plain.logprobs[result.valid])
+        assert not result.logprobs[~result.valid].any()
+    assert math.isclose(plain.logprobs.sum(), -len(teacher))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from loss_inputs import check_same_batch
 from make_tokenizers import qwen_like
 from torch.utils.data import DataLoader
+from wrong_predictions import WRONG, teacher_rows
 
 import xtok
 from xtok import DistillationCollator, XtokError
@@ -380,3 +381,20 @@ def test_placeholders_of_predictions_are_not_stored() -> None:
     assert odd["stored"].top_logprobs[0, 1, 0] == plain["stored"].top_logprobs[0, 1, 0]
     assert torch.isneginf(odd["stored"].top_logprobs).sum() == 14
     assert odd["stored"].valid.tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("name", ["true", *WRONG])
+def test_collator_refuses_impossible_rows(name: str) -> None:
+    """The collator has no vocabulary size, so 80 of 100 candidates are enough."""
+    refused = 0
+    for seed in range(100):
+        rows = teacher_rows(seed)
+        text, ids, logprobs = WRONG[name](*rows) if name in WRONG else rows[:3]
+        row: dict[str, Any] = {"input_ids": text.tolist()}
+        row["topk_ids"] = [[], *(values.tolist() for values in ids[1:])]
+        row["topk_logprobs"] = [[], *(values.tolist() for values in logprobs[1:])]
+        try:
+            TopKCollator()([row])
+        except ValueError:
+            refused += 1
+    assert refused == 0 if name == "true" else refused >= 80

@@ -242,7 +242,10 @@ SAYS: dict[str, tuple[dict[str, Any], str]] = {
     "temperature": ({"temperature": "0.7"}, "temperature=0.7"),
     "no temperature": ({"temperature": "warm"}, "temperature=warm"),
     "vocabulary": ({"vocab_size": "1000"}, "vocab_size=1000"),
+    "small vocabulary": ({"vocab_size": "50"}, "vocab_size=50"),
     "k": ({"k": "4"}, "k=4"),
+    "no k": ({"k": "many"}, "k=many"),
+    "normalization": ({"normalized": "topk"}, "normalized=topk"),
 }
 
 
@@ -253,8 +256,9 @@ def test_footer_that_contradicts_the_rows_is_refused(
     about, words = SAYS[name]
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
     assert words in project_error(path, byte_level, byte_level).message
-    as_it_is: dict[str, Any] = {"temperature": "1", "vocab_size": "1280", "k": "8"}
-    read_documents(teachers.write_neutral(path, rows, **as_it_is), byte_level)
+    for vocab_size in ("1280", "2000"):
+        as_it_is = {"temperature": "1", "vocab_size": vocab_size, "k": "8", "normalized": "false"}
+        read_documents(teachers.write_neutral(path, rows, **as_it_is), byte_level)
 
 
 DISTILLKIT: dict[str, tuple[bool, dict[str, Any], str]] = {
