@@ -12,12 +12,12 @@ V, T = 420, 31
 Rows = list[Any]
 
 
-def teacher_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
-    """Return a text of 30 tokens; ids, log-probabilities and logits of its top k; its own values.
+def random_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
+    """Return the T ids of a text, and each row's candidates: ids, log-probabilities and logits.
 
-    There are 20 kinds of random teachers. Their logits are normal, follow Zipf's law, or share a
-    common vocabulary. The text is sampled from them; every other teacher also has the text's own
-    token among its candidates.
+    There are 20 kinds of random teachers. Their logits are normal, follow Zipf's law, or prefer the
+    same tokens at each position. The text is sampled from the teacher. Each row contains the k best
+    candidates, and for odd seeds also the text's own token.
     """
     generator = np.random.default_rng(seed)
     spread = (1.5, 2.0, 2.5, 3.0)[seed % 20 // 5]
@@ -36,18 +36,20 @@ def teacher_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
     return text, ids, *pick
 
 
-def moved(rows: Rows, by: int) -> Rows:
+def shifted(rows: Rows, by: int) -> Rows:
+    """Return the rows of the tokens `by` positions later. The first row stays."""
     return [rows[0], *(rows[min(max(1, i + by), T - 1)] for i in range(1, T))]
 
 
-WRONG: dict[str, Callable[[Any, Rows, Rows, Rows], tuple[Any, ...]]] = {
+MISTAKES: dict[str, Callable[[Any, Rows, Rows, Rows], tuple[Any, Rows, Rows]]] = {
     "base 2": lambda t, i, p, z: (t, i, [x / math.log(2) for x in p]),
     "base 10": lambda t, i, p, z: (t, i, [x / math.log(10) for x in p]),
     "logits": lambda t, i, p, z: (t, i, z),
     "logits below 0": lambda t, i, p, z: (t, i, [x - 30 for x in z]),
     "divided": lambda t, i, p, z: (t, i, [x / 2 for x in p]),
     "multiplied": lambda t, i, p, z: (t, i, [x * 1.5 for x in p]),
-    "next": lambda t, i, p, z: (t, moved(i, 1), moved(p, 1)),
-    "previous": lambda t, i, p, z: (t, moved(i, -1), moved(p, -1)),
+    "next": lambda t, i, p, z: (t, shifted(i, 1), shifted(p, 1)),
+    "previous": lambda t, i, p, z: (t, shifted(i, -1), shifted(p, -1)),
     "another tokenizer": lambda t, i, p, z: (t, [(x * 11 + 5) % V for x in i], p),
 }
+"""Functions of the four results of `random_rows` that return a text, ids and log-probabilities."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from loss_inputs import check_same_batch
 from make_tokenizers import qwen_like
 from torch.utils.data import DataLoader
-from wrong_predictions import WRONG, teacher_rows
+from wrong_predictions import MISTAKES, random_rows
 
 import xtok
 from xtok import DistillationCollator, XtokError
@@ -117,7 +117,7 @@ def chat_collator(digits: Tokenizer, byte_level: Tokenizer, **options: Any) -> A
 def test_only_answers_of_conversations_are_targets(
     digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
-    with pytest.warns(UserWarning, match="the targets contain no end-of-turn token"):
+    with pytest.warns(UserWarning, match="no end-of-turn token"):
         batch = chat_collator(digits, byte_level)([CHAT, {"messages": CHAT}, {"text": TEXTS[0]}])
     [side] = batch["teachers"]
     for tokenizer, part in ((digits, batch), (byte_level, side)):
@@ -244,20 +244,20 @@ def test_workers_of_a_data_loader_make_the_same_batches(
 def test_error_names_the_invalid_sample(
     collator: DistillationCollator, byte_level: Tokenizer
 ) -> None:
-    with pytest.raises(ValueError, match="a batch needs at least one sample"):
+    with pytest.raises(ValueError, match="at least one sample"):
         collator([])
     for sample, problem in (
         (3, "sample 1: int is neither"),
         (
             {"prompt": "x", "completion": "y"},
-            "sample 1: the row has no text and no messages, only: prompt",
+            "sample 1: .*only: prompt",
         ),
         (
             {"text": None, "messages": None},
-            "sample 1: the row has no text and no messages, only: nothing",
+            "sample 1: .*only: nothing",
         ),
-        ({"text": 3}, "sample 1: the field 'text' is int"),
-        ({"text": ["x"]}, "sample 1: the field 'text' is list"),
+        ({"text": 3}, "sample 1: .*'text' is int"),
+        ({"text": ["x"]}, "sample 1: .*'text' is list"),
     ):
         with pytest.raises(XtokError, match=problem):
             collator(["x", sample])  # type: ignore[list-item]
@@ -315,31 +315,31 @@ def top(ids: list[Any], logprobs: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows for 3 input_ids"),
-        ({"valid": [True]}, "valid has 1 rows for 3 input_ids"),
-        ({"topk_ids": [[], [6, 7], []]}, "have different numbers"),
+        ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows"),
+        ({"valid": [True]}, "valid has 1 rows"),
+        ({"topk_ids": [[], [6, 7], []]}, "different numbers"),
         (top([[6], [7], [8]], [[-1.0]] * 3), "row 0 must be empty"),
         (
             top([[], [6, 6], [8]], [[], [-1.0, -2.0], [-1.0]]),
-            "token 1 are invalid: the candidate 6 occurs twice",
+            "token 1 .*candidate 6",
         ),
         ({"topk_logprobs": [[], [0.25], [-0.5]]}, "0.25"),
         ({"topk_logprobs": [[], [float("nan")], [-0.5]]}, "nan"),
         (
             top([[], [6, 7], [8]], [[], [-0.1, -0.1], [-1.0]]),
-            "token 1 are invalid: its probabilities.* sum to 2.03",
+            "token 1 .*2.03",
         ),
         (
             top([[], [6, 2**32], [8]], [[], [-1.0] * 2, [-1.0]]),
-            "token 1 are invalid: the id 4294967296 is outside",
+            "token 1 .*id 4294967296",
         ),
         (
             top([[], [6, -2], [8]], [[], [-1.0] * 2, [-1.0]]),
-            "token 1 are invalid: the id -2 is outside",
+            "token 1 .*id -2",
         ),
         (
             top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
-            "topk_ids has 100000000000000000000",
+            "topk_ids has 10{20}",
         ),
         ({"loss_mask": ["False"] * 3}, "loss_mask has"),
         ({"valid": [1, 2, 1]}, "valid has"),
@@ -351,7 +351,7 @@ def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
 
 
 def test_bad_batches_of_stored_predictions() -> None:
-    with pytest.raises(ValueError, match="a batch needs at least one sample"):
+    with pytest.raises(ValueError, match="at least one sample"):
         TopKCollator()([])
     with pytest.raises(ValueError, match="a row has no input_ids"):
         TopKCollator()(["a text"])  # type: ignore[list-item]
@@ -383,13 +383,22 @@ def test_placeholders_of_predictions_are_not_stored() -> None:
     assert odd["stored"].valid.tolist() == [[False, True, False]]
 
 
-@pytest.mark.parametrize("name", ["true", *WRONG])
+NUM_REFUSED = {
+    "no mistake": 0,
+    **dict.fromkeys(MISTAKES, 100),
+    "base 2": 82,
+    "multiplied": 86,
+    "another tokenizer": 89,
+}
+
+
+@pytest.mark.parametrize("name", NUM_REFUSED)
 def test_collator_refuses_impossible_rows(name: str) -> None:
-    """The collator has no vocabulary size, so 80 of 100 candidates are enough."""
+    """Without the size of the vocabulary, fewer rows are provably impossible."""
     refused = 0
     for seed in range(100):
-        rows = teacher_rows(seed)
-        text, ids, logprobs = WRONG[name](*rows) if name in WRONG else rows[:3]
+        rows = random_rows(seed)
+        text, ids, logprobs = MISTAKES[name](*rows) if name in MISTAKES else rows[:3]
         row: dict[str, Any] = {"input_ids": text.tolist()}
         row["topk_ids"] = [[], *(values.tolist() for values in ids[1:])]
         row["topk_logprobs"] = [[], *(values.tolist() for values in logprobs[1:])]
@@ -397,4 +406,4 @@ def test_collator_refuses_impossible_rows(name: str) -> None:
             TopKCollator()([row])
         except ValueError:
             refused += 1
-    assert refused == 0 if name == "true" else refused >= 80
+    assert refused == NUM_REFUSED[name]
