@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import hub_folders
+import projected_caches
 import pytest
 import small_tokenizers
 import stored_teachers
@@ -188,6 +189,20 @@ def stored(byte_level: Tokenizer) -> list[stored_teachers.Row]:
 def cache_file(stored: list[stored_teachers.Row], tmp_path: Path) -> Path:
     """A neutral cache of `stored`: three row groups of two rows each."""
     return stored_teachers.write_neutral(tmp_path / "a.parquet", stored)
+
+
+@pytest.fixture(scope="session")
+def rows(byte_level: Tokenizer) -> list[stored_teachers.Row]:
+    """The rows of `stored` without their text."""
+    return stored_teachers.teacher_rows(byte_level, stored_teachers.TEXTS)
+
+
+@pytest.fixture
+def project(
+    byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path
+) -> projected_caches.Project:
+    """Project rows, or a cache, from teacher `byte_level` to student `digits`."""
+    return projected_caches.projecting(digits, byte_level, back_map, tmp_path)
 
 
 @pytest.fixture

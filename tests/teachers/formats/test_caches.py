@@ -15,10 +15,9 @@ from projected_caches import (
     Project,
     neutral,
     predicted,
-    projecting,
     write,
 )
-from stored_teachers import TEXTS, Row, read_documents
+from stored_teachers import Row, read_documents
 
 import xtok
 from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
@@ -26,17 +25,6 @@ from xtok.errors import XtokError
 from xtok.teachers.formats.caches import open_cache
 from xtok.teachers.formats.distillkit import Bin, Compression, decompressed_rows
 from xtok.tokenizers import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.teacher_rows(byte_level, TEXTS, K)
-
-
-@pytest.fixture
-def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path) -> Project:
-    return projecting(digits, byte_level, back_map, tmp_path)
-
 
 KINDS = (
     *("neutral", "sglang", "distillkit", "distillkit, compressed"),

@@ -10,28 +10,15 @@ import stored_teachers as teachers
 from make_maps import built
 from projected_caches import (
     BOTH_PLAIN,
-    K,
     Project,
     predicted,
-    projecting,
     text_of,
 )
-from stored_teachers import TEXTS, Row
+from stored_teachers import Row
 
 import xtok
 from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 from xtok.tokenizers import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.teacher_rows(byte_level, TEXTS, K)
-
-
-@pytest.fixture
-def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path) -> Project:
-    return projecting(digits, byte_level, back_map, tmp_path)
-
 
 TAGGED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
 

@@ -22,7 +22,6 @@ from projected_caches import (
     Project,
     predicted,
     project_error,
-    projecting,
     write,
 )
 from stored_teachers import TEXTS, Row, read_documents
@@ -32,17 +31,6 @@ from xtok.config import BACK_MAP
 from xtok.errors import XtokError
 from xtok.teachers.formats import distillkit
 from xtok.tokenizers import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.teacher_rows(byte_level, TEXTS, K)
-
-
-@pytest.fixture
-def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path) -> Project:
-    return projecting(digits, byte_level, back_map, tmp_path)
-
 
 Change = Callable[[list[Row]], object]
 

@@ -13,7 +13,6 @@ from projected_caches import (
     K,
     Project,
     predicted,
-    projecting,
     text_of,
 )
 from stored_teachers import TEXTS, Row, read_documents
@@ -22,16 +21,6 @@ import xtok
 from xtok.config import BACK_MAP, CacheFormat, ProjectConfig
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def rows(byte_level: Tokenizer) -> list[Row]:
-    return teachers.teacher_rows(byte_level, TEXTS, K)
-
-
-@pytest.fixture
-def project(byte_level: Tokenizer, digits: Tokenizer, back_map: Path, tmp_path: Path) -> Project:
-    return projecting(digits, byte_level, back_map, tmp_path)
 
 
 def test_text_and_other_columns_are_copied(
