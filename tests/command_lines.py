@@ -19,7 +19,7 @@ def run_python(code: str, *args: str | Path, **options: Any) -> subprocess.Compl
 
 
 def two_files(small: Path) -> list[str]:
-    """A pair of tokenizers that load quickly."""
+    """Return the files of two tokenizers that load quickly."""
     model = str(small / "small.model")
     return ["--student-model", model, "--teacher-model", model]
 

@@ -2,8 +2,9 @@
 
 A command line of the tests takes a tenth of a second in a fork; its imports alone would take one to
 three. The fork has the arguments, folder, environment, standard streams and exit code of a separate
-process. Where a test sets a variable that an import reads, the command runs as a separate process.
-Copies of this file, named `xtok` and `python`, are programs for shells: they ask the same process.
+process. If a test sets a variable that an import reads, the command runs as a separate process.
+Copies of this file, named `xtok` and `python`, are programs for shells: they send their command
+lines to the same process.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-TIMEOUT = 300  # seconds that a command line may take
+TIMEOUT = 300  # maximum seconds of a command line
 PLAIN = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 AT_IMPORT = "HF_", "NUMBA_", "OMP_", "PYTHON", "RAYON_"
 """Prefixes of the variables that Python or a library reads once, when it is imported."""
@@ -28,7 +29,7 @@ IMPORTED = (
 )  # fmt: skip
 Programs = dict[int, tuple[int, socket.socket]]
 """The running programs by their descriptors: the process, and the client that waits for it."""
-ASKED = ".asked"  # the socket, in the folder of the programs
+SOCKET = ".socket"  # in the folder of the programs
 
 
 class Forks:
@@ -37,18 +38,18 @@ class Forks:
     def __init__(
         self, env: Mapping[str, str], folder: Path, python: str | Path | None = None
     ) -> None:
-        """Start it; `env` is the environment of every command line.
+        """Start the process; `env` is the environment of every command line.
 
         `folder` gets the programs, for the `PATH` of a shell. `python` is the interpreter of
         another installation of xtok.
         """
         self.env, self.folder = {**env, **PLAIN}, folder
         self.python = str(python or sys.executable)
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.bind(str(folder / ASKED))
-            asked.listen()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / SOCKET))
+            listener.listen()
             self._server = subprocess.Popen(
-                [self.python, __file__], env=self.env, stdin=asked.fileno()
+                [self.python, __file__], env=self.env, stdin=listener.fileno()
             )
         for name in ("xtok", "python"):
             program = folder / name
@@ -66,33 +67,32 @@ class Forks:
             options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": TIMEOUT}
             return subprocess.run(command, cwd=cwd, env=env, check=False, **options)
         with (
-            open(os.devnull) as nothing,
-            tempfile.TemporaryFile("w+") as printed,
-            tempfile.TemporaryFile("w+") as said,
+            open(os.devnull) as stdin,
+            tempfile.TemporaryFile("w+") as stdout,
+            tempfile.TemporaryFile("w+") as stderr,
         ):
-            files = [nothing.fileno(), printed.fileno(), said.fileno()]
-            request = [program, typed, str(cwd), env]
-            code = _ask(self.folder, request, files)
-            for file in (printed, said):
+            files = [stdin.fileno(), stdout.fileno(), stderr.fileno()]
+            code = _request(self.folder, [program, typed, str(cwd), env], files)
+            for file in (stdout, stderr):
                 file.seek(0)
-            return subprocess.CompletedProcess(typed, code, printed.read(), said.read())
+            return subprocess.CompletedProcess(typed, code, stdout.read(), stderr.read())
 
     def stop(self) -> None:
         """End the process."""
-        _ask(self.folder, [], [0, 1, 2])
+        _request(self.folder, [], [0, 1, 2])
         self._server.wait()
 
 
-def _ask(folder: Path, request: Sequence[object], files: list[int]) -> int:
+def _request(folder: Path, request: Sequence[object], files: list[int]) -> int:
     """Run a program with these standard streams; return its exit code."""
     with socket.socket(socket.AF_UNIX) as server:
-        server.connect(str(folder / ASKED))
+        server.connect(str(folder / SOCKET))
         socket.send_fds(server, [json.dumps(request).encode() + b"\n"], files)
         return int(server.recv(16) or 1)
 
 
 def _serve() -> None:
-    """Answer requests."""
+    """Import the libraries, then run each requested program in a fork."""
     import gc
     import importlib
     import select
@@ -101,14 +101,14 @@ def _serve() -> None:
         importlib.import_module(name)
     _warm_up()
     gc.freeze()
-    asked = socket.socket(fileno=0)
+    listener = socket.socket(fileno=0)
     programs: Programs = {}
     while True:
-        watched: list[Any] = [asked, *programs, *(client for _, client in programs.values())]
+        watched: list[Any] = [listener, *programs, *(client for _, client in programs.values())]
         ready, *_ = select.select(watched, [], [])
-        _answer(programs, ready)
-        if asked in ready:
-            client, _ = asked.accept()
+        _finish(programs, ready)
+        if listener in ready:
+            client, _ = listener.accept()
             data, files, *_ = socket.recv_fds(client, 1 << 16, 3)
             while not data.endswith(b"\n"):
                 data += client.recv(1 << 16)
@@ -123,7 +123,7 @@ def _serve() -> None:
                 os.close(number)
 
 
-def _answer(programs: Programs, ready: list[Any]) -> None:
+def _finish(programs: Programs, ready: list[Any]) -> None:
     """Send the exit codes of ended programs; kill programs without a client."""
     import signal
 
@@ -134,7 +134,7 @@ def _answer(programs: Programs, ready: list[Any]) -> None:
                 client.sendall(b"%d" % os.waitstatus_to_exitcode(status))
             os.close(descriptor)
             del programs[descriptor]
-        elif client in ready:  # closed: the test has ended its server, for example
+        elif client in ready:  # closed, for example because the test has ended its server
             os.kill(pid, signal.SIGKILL)
 
 
@@ -201,7 +201,7 @@ def _run(files: list[int], name: str, args: list[str], cwd: str, env: dict[str, 
 
 if __name__ == "__main__":
     program = Path(sys.argv[0])
-    if (program.parent / ASKED).exists():
-        asking: list[object] = [program.name, sys.argv[1:], os.getcwd(), dict(os.environ)]
-        sys.exit(_ask(program.parent, asking, [0, 1, 2]) % 256)
+    if (program.parent / SOCKET).exists():
+        request: list[object] = [program.name, sys.argv[1:], os.getcwd(), dict(os.environ)]
+        sys.exit(_request(program.parent, request, [0, 1, 2]) % 256)
     _serve()

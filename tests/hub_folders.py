@@ -1,7 +1,7 @@
 """Write folders with configs as on the hub: Llama 3, Qwen3, DeepSeek-V3, Mistral, Gemma, Llama 2.
 
-Transformers' converters make `tokenizer.json` from the fetched tokenizers; Gemma and Llama 2 get
-Mistral's vocabulary. Tests and the benchmark `commands` use these folders.
+Transformers converts the fetched tokenizers to `tokenizer.json`. Gemma and Llama 2 have Mistral's
+vocabulary. Tests and the benchmark `commands` use these folders.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _from_ranks(path: Path, pattern: str) -> Tokenizer:
 
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    # By position: the name of the last one, special tokens, depends on the version.
+    # Positional, because the name of the last argument depends on the version of Transformers.
     rust: Tokenizer = TikTokenConverter(str(path), pattern, False, []).converted()  # type: ignore[no-untyped-call]
     rust.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -31,7 +31,7 @@ def loss_map(name: LossName, pair: Pair) -> Any:
 
 
 def nemo_values(name: str) -> dict[str, NDArray[Any]]:
-    """The values that NeMo-RL's code returns (commit 7ea279a), from scripts/nemo_values.py."""
+    """Load the values of NeMo-RL's code (commit 7ea279a), from scripts/nemo_values.py."""
     return dict(np.load(Path(__file__).with_name("nemo_values") / f"{name}.npz"))
 
 

@@ -1,4 +1,4 @@
-"""Projection maps of tests: small maps, built maps, and damaged or foreign files."""
+"""Small maps, maps that are built once, and damaged or foreign map files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def row(projection: ProjectionMap, i: int) -> list[tuple[int, float]]:
 
 
 def vocabulary(width: int, **fields: Any) -> Vocabulary:
-    """Return a side of a map, by default without tokens."""
+    """Return the vocabulary of one side of a map, by default without tokens."""
     values: dict[str, Any] = {
         "model_id": "m", "revision": None, "backend": None, "width_source": "map",
         "tokenizer_vocab_size": None, "table": None,
@@ -126,7 +126,10 @@ TINY = ProjectionMap(
 
 
 def edited(tensors: dict[str, Any] | None = None, **metadata: Any) -> bytes:
-    """Return the file of `TINY` with other tensors or metadata: `student__vocab_size=3`."""
+    """Return the file of `TINY` with other tensors or metadata, for example `top_k=3`.
+
+    In `student__vocab_size`, `__` separates the keys of nested metadata.
+    """
 
     def change(header: dict[str, Any], fields: dict[str, Any]) -> None:
         header.update(tensors or {})
@@ -145,9 +148,9 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 def changed_file(data: bytes, change: Change) -> bytes:
-    """Return the file of a map after a change of its tensors (None removes a tensor) and metadata.
+    """Return a map file after a change of its tensors and metadata. None removes a tensor.
 
-    Like a file of an earlier version, it has no digest of the tensors.
+    The file has no digest of the tensors, like a file of an earlier version.
     """
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     fields = json.loads(header["__metadata__"]["xtok"])
@@ -166,7 +169,7 @@ FOREIGN: dict[str, Any] = {
     "model_A_id": "a/student",
     "model_B_id": "b/teacher",
 }
-"""A `.pt` file as another tool writes it."""
+"""The contents of a `.pt` file of another program."""
 
 
 def pt_bytes(value: Any) -> bytes:
@@ -176,7 +179,7 @@ def pt_bytes(value: Any) -> bytes:
 
 
 def load_bytes(data: bytes, folder: Path, **options: Any) -> ProjectionMap:
-    """Load the file of a map, in any format."""
+    """Write a map file in any format, and load it."""
     path = folder / "foreign.pt"
     path.write_bytes(data)
     return ProjectionMap.load(path, **options)

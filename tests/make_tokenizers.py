@@ -33,7 +33,7 @@ def byte_ranks(
 def hf_folder_of_ranks(ranks: Path, pattern: str, folder: Path, normalizer: str | None) -> Path:
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    # By position: the name of the last one, special tokens, depends on the version.
+    # Positional, because the name of the last argument depends on the version of Transformers.
     converter = TikTokenConverter(str(ranks), pattern, False, [])  # type: ignore[no-untyped-call]
     rust = converter.converted()
     rust.model.ignore_merges = False

@@ -63,14 +63,14 @@ def p_kl(
     columns = teacher.amax((0, 1)).topk(top_k or matrix.shape[1]).indices
     losses = []
     for row, chunk in valid.nonzero().tolist():
-        ours, theirs = (members(side, row, chunk) for side in ids)
-        if not ours or not theirs:
+        student_positions, teacher_positions = (members(side, row, chunk) for side in ids)
+        if not student_positions or not teacher_positions:
             continue
-        projected = torch.softmax(student[row, ours] / temperature, -1) @ matrix
-        mean = projected[:, columns].sum(0) / (len(ours) + EPSILON)
+        projected = torch.softmax(student[row, student_positions] / temperature, -1) @ matrix
+        mean = projected[:, columns].sum(0) / (len(student_positions) + EPSILON)
         share = mean / (mean.sum() + EPSILON)
-        within = torch.log_softmax(teacher[row, theirs][:, columns] / temperature, -1)
-        target = within.sum(0) / (len(theirs) + EPSILON)
+        within = torch.log_softmax(teacher[row, teacher_positions][:, columns] / temperature, -1)
+        target = within.sum(0) / (len(teacher_positions) + EPSILON)
         losses.append(divergence((share + EPSILON).log(), target, reverse=reverse))
     return mean_over_chunks(losses, temperature)
 
@@ -88,11 +88,11 @@ def gold(
 ) -> Tensor:
     losses = []
     for row, chunk in valid.nonzero().tolist():
-        ours, theirs = (members(side, row, chunk) for side in ids)
-        if not ours or not theirs:
+        student_positions, teacher_positions = (members(side, row, chunk) for side in ids)
+        if not student_positions or not teacher_positions:
             continue
-        log_s = torch.log_softmax(student[row, ours] / temperature, -1).mean(0)
-        log_r = torch.log_softmax(teacher[row, theirs] / temperature, -1).mean(0)
+        log_s = torch.log_softmax(student[row, student_positions] / temperature, -1).mean(0)
+        log_r = torch.log_softmax(teacher[row, teacher_positions] / temperature, -1).mean(0)
         common_s, common_t = [s for s, _ in pairs], [t for _, t in pairs]
         loss = divergence(log_s[common_s], log_r[common_t], reverse=reverse)
         rest_s = [i for i in range(len(log_s)) if i not in common_s]
@@ -137,11 +137,11 @@ def alm(
     reverse: bool = False,
 ) -> Tensor:
     losses = []
-    for row, ours, theirs in chunks_from_their_start(ids, valid):
+    for row, student_positions, teacher_positions in chunks_from_their_start(ids, valid):
         x, y = (
             (path(logits, side_targets, row, positions) / temperature - 1e-6).exp()
             for logits, side_targets, positions in zip(
-                (student, teacher), targets, (ours, theirs), strict=True
+                (student, teacher), targets, (student_positions, teacher_positions), strict=True
             )
         )
         if reverse:
@@ -151,7 +151,7 @@ def alm(
 
 
 Spelled = list[list[int]]
-"""The spelling of each token, empty for those that are left out."""
+"""The spelling of each token; empty for tokens without a spelling."""
 
 
 def completions(spellings: Spelled, prefix: list[int]) -> list[tuple[int, int]]:
@@ -168,7 +168,7 @@ def with_rest(events: Tensor) -> Tensor:
 
 
 def between(p: Tensor, t: Tensor, *, reverse: bool, jsd_beta: float | None) -> Tensor:
-    """D(t ‖ p)."""
+    """Return D(t ‖ p), D(p ‖ t) or the generalized Jensen-Shannon divergence."""
     if jsd_beta is None:
         a, b = (p, t) if reverse else (t, p)
         return (a * (a / b).log()).sum()
@@ -210,12 +210,15 @@ def csd(
         return between(p, t, reverse=reverse, jsd_beta=jsd_beta)
 
     nothing = torch.zeros((), dtype=torch.float64)
-    for row, ours, theirs in chunks_from_their_start(ids, valid):
+    for row, student_positions, teacher_positions in chunks_from_their_start(ids, valid):
         own, other = (
             [int(of[row, i]) for i in side]
-            for of, side in zip(targets, (ours, theirs), strict=True)
+            for of, side in zip(targets, (student_positions, teacher_positions), strict=True)
         )
-        last, first = (row, ours[-1], theirs[-1]), (row, ours[0], theirs[0])
+        last, first = (
+            (row, student_positions[-1], teacher_positions[-1]),
+            (row, student_positions[0], teacher_positions[0]),
+        )
         if len(own) == len(other) == 1:
             losses.append(compare(*split(shared), last, (nothing, nothing)))
             continue
@@ -228,7 +231,9 @@ def csd(
             continue
         paths = [
             path(logits, of, row, side[:-1], temperature)
-            for logits, of, side in zip((student, teacher), targets, (ours, theirs), strict=True)
+            for logits, of, side in zip(
+                (student, teacher), targets, (student_positions, teacher_positions), strict=True
+            )
         ]
         loss = compare(*split(events), last, paths)
         if alpha:

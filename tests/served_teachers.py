@@ -1,4 +1,4 @@
-"""Servers of a small model that respond like vLLM and SGLang, and `xtok serve` in front."""
+"""A server of a small model that responds like vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Model:
         requested_ids: the ids of all requests.
         status: the status of every response, if not 200.
         delay: seconds per response.
-        busy: number of requests to refuse with Retry-After.
-        gives: maximum number of candidates of SGLang.
+        busy: number of next requests to refuse with Retry-After.
+        max_candidates: maximum number of candidates of SGLang.
+        max_running: largest number of requests at one time.
         texts: False for a server without a tokenizer.
         impossible: tokens with probability 0.
     """
@@ -43,12 +44,12 @@ class Model:
         self.max_logprobs, self.max_model_len = max_logprobs, max_model_len
         self.model = tiny_model(len(tokenizer.table), seed=seed, sharp=0.6).eval()
         self.requested_ids: list[list[int]] = []
-        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+        self._cached: dict[tuple[int, ...], torch.Tensor] = {}
         self.status, self.delay = 200, 0.0
-        self.gives = len(tokenizer.table)
+        self.max_candidates = len(tokenizer.table)
         self.texts, self.impossible = texts, set[int]()
         self.mode, self.prefix_caching = "raw_logprobs", False
-        self.running = self.most = self.cancelled = self.busy = 0
+        self.running = self.max_running = self.cancelled = self.busy = 0
         self.keys: set[str | None] = set()
         routes = [Route("/health", self._health), Route("/v1/models", self._models)]
         if tokenizes and texts:
@@ -66,11 +67,11 @@ class Model:
 
         They are cached, because the last bits of a model's output may vary.
         """
-        if tuple(ids) not in self._known:
+        if tuple(ids) not in self._cached:
             with torch.no_grad():
                 logits = self.model(torch.tensor([ids])).logits[0, :-1]
-            self._known[tuple(ids)] = logits.float().log_softmax(-1)
-        return self._known[tuple(ids)]
+            self._cached[tuple(ids)] = logits.float().log_softmax(-1)
+        return self._cached[tuple(ids)]
 
     def token_logprobs(self, ids: list[int]) -> list[float]:
         """Return the log-probability of each token after the first."""
@@ -105,15 +106,15 @@ class Model:
         return (logprobs / temperature).log_softmax(-1) if processed else logprobs
 
     async def _tokenize(self, request: Request) -> Response:
-        asked = await request.json()
-        [ids] = self.tokenizer.encode_batch([asked["prompt"]])
+        body = await request.json()
+        [ids] = self.tokenizer.encode_batch([body["prompt"]])
         return JSONResponse({"count": len(ids), "max_model_len": 2048, "tokens": ids})
 
     async def scored_rows(self, request: Request, ids: list[int]) -> torch.Tensor | Response:
         self.keys.add(request.headers.get("authorization"))
         self.requested_ids.append(ids)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         try:
             for _ in range(int(self.delay * 100)):
                 if await request.is_disconnected():
@@ -134,10 +135,10 @@ class Model:
             self.running -= 1
 
     async def _completions(self, request: Request) -> Response:
-        asked = await request.json()
-        ids, top = asked["prompt"], asked["prompt_logprobs"]
-        assert asked["model"] == "the-teacher"
-        assert asked["max_tokens"] == 1
+        body = await request.json()
+        ids, top = body["prompt"], body["prompt_logprobs"]
+        assert body["model"] == "the-teacher"
+        assert body["max_tokens"] == 1
         if top > self.max_logprobs:
             return _refused(
                 f"Requested prompt logprobs of {top}, which is greater than max allowed: "
@@ -146,7 +147,7 @@ class Model:
         scored = await self.scored_rows(request, ids)
         if isinstance(scored, Response):
             return scored
-        scored = self._by_mode(scored, asked["temperature"])
+        scored = self._by_mode(scored, body["temperature"])
         rows: list[Any] = [None]
         for own, values in zip(ids[1:], scored, strict=True):
             rank = int((values >= values[own]).sum())
@@ -164,23 +165,23 @@ class Model:
         return {"logprob": value, "rank": rank, "decoded_token": name}
 
     async def _generate(self, request: Request) -> Response:
-        asked = await request.json()
-        ids, top = asked["input_ids"], asked["top_logprobs_num"]
-        assert asked["return_logprob"] is True
-        assert asked["logprob_start_len"] == 0
-        assert asked["sampling_params"]["max_new_tokens"] == 0
+        body = await request.json()
+        ids, top = body["input_ids"], body["top_logprobs_num"]
+        assert body["return_logprob"] is True
+        assert body["logprob_start_len"] == 0
+        assert body["sampling_params"]["max_new_tokens"] == 0
         scored = await self.scored_rows(request, ids)
         if isinstance(scored, Response):
             return scored
-        if asked.get("return_text_in_logprobs") and not self.texts:
+        if body.get("return_text_in_logprobs") and not self.texts:
             return Response("Internal Server Error", 500)
         own: list[Any] = [[None, ids[0], None]]
         best: list[Any] = [None]
         for i, values in zip(ids[1:], scored, strict=True):
             name = self.tokenizer.table[i].decode("utf-8", "replace")
             value = None if i in self.impossible else float(values[i])
-            own.append([value, i, name if asked.get("return_text_in_logprobs") else None])
-            some = values.topk(min(top, self.gives))
+            own.append([value, i, name if body.get("return_text_in_logprobs") else None])
+            some = values.topk(min(top, self.max_candidates))
             pairs = zip(some.values.tolist(), some.indices.tolist(), strict=True)
             best.append([[None if j in self.impossible else v, j, None] for v, j in pairs])
         meta = {"prompt_tokens": len(ids), "input_token_logprobs": own, "input_top_logprobs": best}

@@ -1,7 +1,7 @@
 """Build small tokenizers of every kind from small_corpus/, deterministically.
 
-The tests use them in place of real tokenizers, and so does the quick start without a network. Each
-function writes one tokenizer and returns its path.
+The tests use these tokenizers instead of real ones, and so does the quick start without a network.
+Each function writes one tokenizer and returns its path.
 
     python tests/small_tokenizers.py --output-dir data/tokenizers/small
 """
@@ -52,7 +52,7 @@ TIKTOKEN_DIGITS = 3
 
 
 def split_pattern(digits: int) -> str:
-    """The pattern of cl100k and Llama 3, with numerals cut into groups of 1 to `digits`."""
+    """Return the pattern of cl100k and Llama 3, with groups of 1 to `digits` digits."""
     numeral = r"\p{N}" if digits == 1 else rf"\p{{N}}{{1,{digits}}}"
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -71,9 +71,9 @@ def byte_level_bpe(
     larger than the tokenizer, `generation_config.json` two end-of-sequence ids.
 
     Args:
-        folder: Created if missing.
-        vocab_size: Number of tokens, added ones included.
-        digits: The most digits that a token can have.
+        folder: the folder, created if it is missing.
+        vocab_size: number of tokens, including added tokens.
+        digits: maximum number of digits in a token.
         normalizer: a Unicode normalization form: "NFC", "NFKC", ...
     """
     trained = _train_bpe(vocab_size - len(SPECIAL_TOKENS) - 1, digits, normalizer)
@@ -125,9 +125,9 @@ def sentencepiece_bpe(path: Path, *, vocab_size: int) -> Path:
 def sentencepiece_hf(folder: Path, model_path: Path) -> Path:
     """Write a Hugging Face folder with the same tokenizer as a SentencePiece file.
 
-    Transformers converts it, as it does for Llama 2. The folder has only tokenizer.json, so nothing
-    else can be loaded. The two encode alike, except that a dummy prefix also follows an added
-    token.
+    Transformers converts the file, as it does for Llama 2. The folder has no file of another
+    tokenizer format. Both tokenizers encode alike, except that this one also adds a dummy prefix
+    after an added token.
     """
     from transformers import LlamaTokenizerFast
 
@@ -166,7 +166,7 @@ def tiktoken_ranks(path: Path, *, vocab_size: int) -> Path:
 
 
 def tiktoken_pattern() -> str:
-    """The split pattern of `tiktoken_ranks`."""
+    """Return the split pattern of `tiktoken_ranks`."""
     return split_pattern(TIKTOKEN_DIGITS)
 
 
@@ -183,7 +183,7 @@ def write_all(output_dir: Path) -> list[Path]:
 
 
 def _train_bpe(vocab_size: int, digits: int, normalizer: str | None = None) -> Tokenizer:
-    """A byte-level BPE tokenizer without added tokens; its first ids are the 256 bytes."""
+    """Train a byte-level BPE tokenizer without added tokens. Its first ids are the 256 bytes."""
     tokenizer = Tokenizer(models.BPE())
     if normalizer is not None:
         tokenizer.normalizer = getattr(normalizers, normalizer)()
@@ -201,7 +201,9 @@ def _train_bpe(vocab_size: int, digits: int, normalizer: str | None = None) -> T
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(f"the text gives {tokenizer.get_vocab_size()} tokens, not {vocab_size}")
+        raise ValueError(
+            f"the corpus contains only {tokenizer.get_vocab_size()} tokens, expected {vocab_size}"
+        )
     return tokenizer
 
 
@@ -219,7 +221,7 @@ def _write_hf_folder(
     tokenizer.save(str(folder / "tokenizer.json"))
     width = (tokenizer.get_vocab_size() // 128 + 1) * 128
     for name, value in {
-        # The plain class takes tokenizer.json as it is; LlamaTokenizer would rebuild it.
+        # The plain class loads tokenizer.json unchanged; LlamaTokenizer would rebuild it.
         "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", **special_tokens},
         "config": {"model_type": "llama", "vocab_size": width},
         "generation_config": {"eos_token_id": eos_ids},
@@ -229,7 +231,7 @@ def _write_hf_folder(
 
 
 def _byte_characters() -> list[str]:
-    """The display character of each byte in a byte-level vocabulary (GPT-2, `bytes_to_unicode`)."""
+    """Return the display character of each byte, as GPT-2's `bytes_to_unicode`."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     shifted = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(shifted)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Teachers of random predictions, and their caches in every format."""
+"""Random predictions of teachers, and caches of them in every format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def predicted(ids: Sequence[int], vocab_size: int, k: int, seed: int = 0) -> Row:
-    """Return a neutral row: `k` candidates per token, which leave a tenth or so as rest."""
+    """Return a neutral row with `k` candidates per token. The rest is about a tenth."""
     generator = np.random.default_rng([seed, *ids])
     topk_ids: list[list[int]] = [[]]
     topk_logprobs: list[list[float]] = [[]]
@@ -35,7 +35,8 @@ def predicted(ids: Sequence[int], vocab_size: int, k: int, seed: int = 0) -> Row
         others = generator.permutation(vocab_size)
         chosen = [token, *others[others != token][: k - 1].tolist()]
         weights = generator.dirichlet(np.ones(k + 1))[:k]
-        weights = np.maximum(weights, (1 - weights.sum()) / max(1, vocab_size - k))  # as the best
+        # No token outside the candidates may be likelier than a candidate.
+        weights = np.maximum(weights, (1 - weights.sum()) / max(1, vocab_size - k))
         order = np.lexsort((chosen, -weights))
         topk_ids.append([chosen[i] for i in order])
         topk_logprobs.append(np.log(weights[order]).astype(np.float32).tolist())
@@ -45,7 +46,7 @@ def predicted(ids: Sequence[int], vocab_size: int, k: int, seed: int = 0) -> Row
 def teacher_rows(
     tokenizer: Tokenizer, texts: Sequence[str], k: int = 8, *, with_text: bool = False
 ) -> list[Row]:
-    """Return neutral rows of texts, each with an id."""
+    """Return one neutral row per text, with an id."""
     return [
         {
             "id": f"row {number}",
@@ -63,7 +64,7 @@ _FLOATS = pyarrow.list_(pyarrow.list_(pyarrow.float32()))
 def write_neutral(
     path: Path, rows: Sequence[Row], *, row_group_size: int = 2, **about: str
 ) -> Path:
-    """Write rows as a neutral cache, several row groups of it."""
+    """Write rows as a neutral cache with several row groups."""
     types = {"input_ids": pyarrow.list_(pyarrow.int32()), "topk_ids": _LISTS}
     types["topk_logprobs"] = _FLOATS
     table = pyarrow.table(
@@ -75,7 +76,7 @@ def write_neutral(
 
 
 def vllm_answer(row: Row, **fields: Any) -> Row:
-    """Return vLLM's answer: the text's own token first, then by rank."""
+    """Return a row as a response of vLLM: the text's own token first, then by rank."""
     entries: list[Row | None] = [None]
     for token, ids, logprobs in list(zip(*map(row.get, NAMES), strict=True))[1:]:
         ranked = list(zip(ids, logprobs, range(1, len(ids) + 1), strict=True))
@@ -93,14 +94,14 @@ NAMES = ("input_ids", "topk_ids", "topk_logprobs")
 
 
 def sglang_answer(row: Row) -> Row:
-    """Return SGLang's answer: the text's own token apart, the best first."""
+    """Return a row as a response of SGLang: the text's own tokens, and candidates by rank."""
     own, top = [], []
     for token, ids, logprobs in zip(*map(row.get, NAMES), strict=True):
         entries = [[lp, i, None] for i, lp in zip(ids, logprobs, strict=True)]
         own.append(next((e for e in entries if e[1] == token), [None, token, None]))
         top.append(entries or None)
     about = {"input_token_logprobs": own, "input_top_logprobs": top}
-    return {"id": row["id"], "text": "what it wrote", "meta_info": about}
+    return {"id": row["id"], "text": "a continuation", "meta_info": about}
 
 
 def write_lines(path: Path, values: Sequence[Any]) -> Path:
@@ -112,7 +113,10 @@ def write_lines(path: Path, values: Sequence[Any]) -> Path:
 def write_distillkit(
     path: Path, rows: Sequence[Row], *, compressed: bool, d: int, k: int = 8
 ) -> Path:
-    """Write rows as DistillKit does: a row less than tokens; packed, the highest bit first."""
+    """Write rows as DistillKit does, without a row for the first token.
+
+    Packed ids start with the highest bit.
+    """
     table: dict[str, Any] = {"id": [row["id"] for row in rows]}
     uint64 = pyarrow.list_(pyarrow.uint64())
     table["input_ids"] = pyarrow.array([row["input_ids"] for row in rows], uint64)
@@ -133,7 +137,7 @@ def write_distillkit(
 
 
 def packed(digits: list[str]) -> list[int]:
-    """Pack binary numbers into bytes."""
+    """Concatenate binary numbers, and return their bytes."""
     text = "".join(digits)
     text += "0" * (-len(text) % 8)
     return [int(text[i : i + 8], 2) for i in range(0, len(text), 8)]

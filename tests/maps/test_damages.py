@@ -21,7 +21,7 @@ import torch
 from command_lines import run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make_maps import FOREIGN, TINY, changed_file, edited, load_bytes, pt_bytes
+from make_maps import FOREIGN, TINY, Change, changed_file, edited, load_bytes, pt_bytes
 from make_tokenizers import byte_ranks
 from safetensors.torch import save
 
@@ -63,9 +63,6 @@ def zipped(contents: dict[str, bytes], compression: int = zipfile.ZIP_STORED) ->
         for name, content in contents.items():
             archive.writestr(name, content)
     return buffer.getvalue()
-
-
-Change = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 class Evil:

@@ -217,7 +217,7 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
         model.delay = 0.05
         with ThreadPoolExecutor(len(rows)) as pool:
             assert [*pool.map(ask, rows)] == single
-        assert model.most == 8
+        assert model.max_running == 8
         answer = post(url, rows, 5)
     assert prompt_rows(answer) == single
     assert [choice["index"] for choice in answer.json()["choices"]] == [*range(24)]

@@ -145,7 +145,7 @@ def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenize
     """A restart causes one note; at startup, it is an error."""
     model, notes = Model(digits, "sglang"), list[str]()
     with running(model.app) as teacher_url, proxied(pair, teacher_url, notes=notes) as url:
-        model.gives = 20
+        model.max_candidates = 20
         for _ in range(2):
             assert post(url, [5, 6, 7]).status_code == 200
         note = f"the teacher's server at {teacher_url}: it returns 20 candidates per token, "
@@ -153,7 +153,7 @@ def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenize
         assert notes == [note]
     _, notes = begin(pair, model)
     assert " at most 20 candidates per token, expected 64: raise the limit" in notes[0]
-    model.gives = 19
+    model.max_candidates = 19
     with pytest.raises(XtokError, match="at most 19 candidates"):
         begin(pair, model)
 
