@@ -35,9 +35,9 @@ def bytes_map() -> xtok.ProjectionMap:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1, expected"),
-        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5, expected an integer"),  # type: ignore[arg-type]
-        (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0, expected at"),
+        (lambda: BuildConfig(prep_top_k=1), ValueError, "^prep_top_k is 1,"),
+        (lambda: losses.PKLConfig(top_k=1.5), ValueError, "top_k is 1.5"),  # type: ignore[arg-type]
+        (lambda: xtok.explain(bytes_map(), worst=0), ValueError, "worst is 0"),
         (lambda: xtok.inspect(bytes_map(), texts="a.txt"), ValueError, "require a second map"),
         (lambda: xtok.inspect(bytes_map(), names=["a"]), ValueError, "require a second map"),
         (lambda: bytes_map()[97.9], TypeError, "'float' object"),  # type: ignore[index]
@@ -47,13 +47,13 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling", SortCutConfig()),  # type: ignore[arg-type]
          TypeError, "expected a GenerateConfig"),
         (lambda: xtok.DistillationCollator("bytes", ["bytes"] * 2)([SCORED]), ValueError,
-         "need one teacher, but there are 2"),
+         "one teacher, .* 2"),
         (lambda: xtok.transplant("bytes", "bytes", "new", shrink=1.5), ValueError, "shrink is 1.5"),
         (lambda: xtok.transplant("bytes", "bytes", "new", documents="a.txt"), ValueError,
-         "documents is the string 'a.txt'"),
+         "documents is .*'a.txt'"),
         (lambda: TopKCollator()([{"input_ids": [5]}]), ValueError, "a row has no topk_ids"),
         (lambda: scored([97.5, 98]), ValueError, "^input_ids has 97.5"),
-        (lambda: scored([97, 10**20]), ValueError, f"input_ids has {10**20}, which is not"),
+        (lambda: scored([97, 10**20]), ValueError, f"input_ids has {10**20}"),
         (lambda: scored(["a", 98]), ValueError, "input_ids has a,"),
         (lambda: stored([1.5, 2]), ValueError, "input_ids has 1.5"),
         (lambda: stored([5, 6], [7.25]), ValueError, "topk_ids has 7.25"),

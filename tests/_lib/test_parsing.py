@@ -32,12 +32,12 @@ def test_json_is_parsed_as_json_does(text: str | bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (TWICE, "the key 'a' occurs twice in one object"),
-        ("[NaN]", "JSON has no NaN"),
-        ('{"a": -Infinity}', "JSON has no -Infinity"),
+        (TWICE, "'a' occurs twice"),
+        ("[NaN]", "NaN"),
+        ('{"a": -Infinity}', "-Infinity"),
         ("[" * 200_000, "nested too deeply"),
         ('\ufeff{"a": 1}', "BOM"),
-        ('{\ufeff"a": 1}', "Expecting property name"),
+        ('{\ufeff"a": 1}', "property name"),
         ('{"a": 1}'.encode("utf-16"), "utf-8"),
         ("1" * 5_000, "4300"),
     ],

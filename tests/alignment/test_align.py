@@ -39,11 +39,11 @@ def test_both_sides_are_printed_in_aligned_lines(byte_level: Tokenizer, digits: 
     alignment = align(byte_level, digits, " the 2014")
     assert alignment == align(byte_level, digits, b" the 2014")
     assert alignment == align(load_pair(byte_level, digits), text=" the 2014")
-    with pytest.raises(ValueError, match="pass either a text or a conversation"):
+    with pytest.raises(ValueError, match="either"):
         align(byte_level, digits)
-    with pytest.raises(ValueError, match="templates apply only to a conversation"):
+    with pytest.raises(ValueError, match="templates"):
         align(byte_level, digits, " the 2014", templates=ChatTemplates())
-    with pytest.raises(TypeError, match="one pair; name all other arguments"):
+    with pytest.raises(TypeError, match="by name"):
         align(load_pair(byte_level, digits), " the 2014")
     spans = [(p.student_tokens, p.teacher_tokens) for p in alignment.pairs]
     assert spans == [((0, 1), (0, 1)), ((1, 2), (1, 2)), ((2, 5), (2, 3)), ((5, 6), (3, 4))]

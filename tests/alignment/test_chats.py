@@ -208,7 +208,7 @@ def test_the_command_and_the_function(cli: Cli, small: Path, tmp_path: Path) -> 
     assert data["student_unaligned"] == data["teacher_unaligned"] - 1 > 0
     assert "the targets contain no end-of-turn token" in cli(*args, "chat.json").stderr
     fails(cli(*args, "two.json"), "two.json")
-    with pytest.raises(xtok.XtokError, match=r"^the conversation: the list of messages is empty"):
+    with pytest.raises(xtok.XtokError, match=r"^the conversation: .*empty"):
         xtok.align(pair, chat=[])
 
 

@@ -110,7 +110,7 @@ def test_ids_beyond_the_tokenizer(byte_level: Tokenizer, sentencepiece: Tokenize
     retokenize = Retokenizer(xtok.load_pair(byte_level, sentencepiece))
     assert len(byte_level.table) == 1280
     assert retokenize([[*hello, 1279]]) == retokenize([hello])
-    with pytest.raises(ValueError, match=r"^student id 1280 is outside 0\.\.1279$"):
+    with pytest.raises(ValueError, match=r"^student id 1280 "):
         retokenize([[*hello, 1280]])
 
 
@@ -241,7 +241,7 @@ def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> Non
     for args in ((ids[0], mask, labels), (ids, mask[:1], labels)):
         with pytest.raises(ValueError, match=r"are not all \[B, T\]$"):
             collator.from_student_ids(*args)
-    with pytest.raises(ValueError, match=r"^1 teacher_messages for 2 rows$"):
+    with pytest.raises(ValueError, match=r"^1 teacher_messages for 2"):
         collator.from_student_ids(ids, mask, labels, teacher_messages=[None])
     empty = torch.zeros((2, 0), dtype=torch.int64)
     [side] = collator.from_student_ids(empty, empty, empty)["teachers"]

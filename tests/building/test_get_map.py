@@ -502,7 +502,7 @@ def test_event_maps_are_reused(
     xtok.get_map(ours, theirs, for_loss=loss)
     [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")
     assert cached.read_bytes() == before
-    with pytest.raises(ValueError, match=f"{loss}' does not support 'config'"):
+    with pytest.raises(ValueError, match=f"{loss} .*config"):
         xtok.get_map(ours, theirs, xtok.BuildConfig(), for_loss=loss)
 
 
@@ -520,7 +520,7 @@ def test_events_replace_a_map_of_another_kind(cli: Cli, tmp_path: Path) -> None:
 
 def test_unknown_options_are_errors() -> None:
     options: Any = {"rebuilt": True}
-    with pytest.raises(TypeError, match=r"^get_map\(\) got an .* argument 'rebuilt'"):
+    with pytest.raises(TypeError, match="rebuilt"):
         xtok.get_map("bytes", "bytes", **options)
 
 

@@ -122,10 +122,10 @@ def test_a_mask_of_the_samples_is_kept() -> None:
         ),
         (
             {"attention_mask": [[1, 1, 1], [1, 0, 1]]},
-            "padding between the tokens of row 1",
+            "row 1",
         ),
-        ({"attention_mask": [[0, 2]]}, r"not a mask \[B, T\] with only 0 and 1"),
-        ({"ids": [[1]]}, r"attention_mask is not a mask \[B, T\]"),
+        ({"attention_mask": [[0, 2]]}, "not a mask"),
+        ({"ids": [[1]]}, "attention_mask"),
     ],
 )
 def test_unpad_rejects_invalid_masks(batch: dict[str, Any], problem: str) -> None:

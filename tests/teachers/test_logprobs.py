@@ -276,12 +276,12 @@ def test_error_shows_code_points_of_texts_that_look_equal(project: Project) -> N
 
 
 def test_invalid_log_probabilities_are_refused(project: Project) -> None:
-    with pytest.raises(ValueError, match=r"teacher_logprobs: 0.25 at \[1\]"):
+    with pytest.raises(ValueError, match=r"teacher_.*: 0.25 at \[1\]"):
         project(ids("ab"), ids("ab"), [-1.0, 0.25])
     student = StudentCredit([[-1], [math.inf]])
-    with pytest.raises(ValueError, match=r"student_logprobs: inf at \[1, 0\]"):
+    with pytest.raises(ValueError, match=r"student_.*: inf at \[1, 0\]"):
         project([[97], [97]], [[97], [97]], [[-1], [-1]], credit=student)
-    with pytest.raises(ValueError, match=r"student_logprobs: -inf at \[1\]"):
+    with pytest.raises(ValueError, match=r"student_.*: -inf at \[1\]"):
         project(
             ids("ab"), ids("ab"), [-1, -1],
             credit=StudentCredit([-1, -math.inf]),
@@ -302,10 +302,10 @@ def test_an_error_names_the_index_in_the_padded_batch(project: Project) -> None:
     [
         ([97], [97, 258], [-1, -1], {}, r"258 at \[1\]"),
         ([[97], [97, 97, -1]], [[97], [97]], [[-1], [-1]], {}, r"student id -1 at \[1, 2\]"),
-        ([97], [97], [-1, -1], {}, r"teacher_logprobs .* \[2\], expected \[1\]"),
-        ([[97], [97]], [[97], [97]], [[-1], [-1, -1]], {}, r"\[\[1\], \[2\]\], expected the"),
-        ([[97], [97]], [97], [-1], {}, "2 student sequences, but 1"),
-        ([97.5], [97], [-1], {}, "student_ids have type float64"),
+        ([97], [97], [-1, -1], {}, r"teacher_logprobs .* \[2\]"),
+        ([[97], [97]], [[97], [97]], [[-1], [-1, -1]], {}, r"\[\[1\], \[2\]\]"),
+        ([[97], [97]], [97], [-1], {}, "2 student sequences"),
+        ([97.5], [97], [-1], {}, "student_ids .*float64"),
         ([[97]], [97], [-1], {"attention_masks": ([[1]], None)}, "student_attention_mask"),
         ([97], [97], [-1], {"attention_masks": ([1, 1], None)}, r"\[2\], expected \[1\]"),
         ([97], [97], [-1], {"response_mask": [1, 1]}, r"response_mask .* \[2\]"),

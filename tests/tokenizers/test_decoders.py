@@ -65,28 +65,28 @@ def test_word_piece_has_the_bytes_that_its_decoder_writes(cleanup: bool, tmp_pat
 
 
 REFUSED: dict[str, tuple[str, Any, Any]] = {
-    "CLIP": ("'</w>' \\(end_of_word_suffix\\)", decoders.ByteLevel(),
+    "CLIP": ("'</w>' .*end_of_word_suffix", decoders.ByteLevel(),
              models.BPE(**BPE, end_of_word_suffix="</w>")),
     "GPT-1": ("BPEDecoder decoder", decoders.BPEDecoder(suffix="</w>"),
               models.BPE(**BPE, end_of_word_suffix="</w>")),
-    "a suffix with Metaspace": ("'@@' \\(end_of_word_suffix\\)", decoders.Metaspace(),
+    "a suffix with Metaspace": ("'@@' .*end_of_word_suffix", decoders.Metaspace(),
                                 models.BPE(**BPE, end_of_word_suffix="@@")),
-    "a prefix that stays": ("'##' \\(continuing_subword_prefix\\)", decoders.ByteLevel(),
+    "a prefix that stays": ("'##' .*subword_prefix", decoders.ByteLevel(),
                             models.BPE(**BPE, continuing_subword_prefix="##")),
-    "WordPiece with Metaspace": ("'##' \\(continuing_subword_prefix\\)", decoders.Metaspace(),
+    "WordPiece with Metaspace": ("'##' .*subword_prefix", decoders.Metaspace(),
                                  models.WordPiece(BPE["vocab"], unk_token="<unk>")),
     "two prefixes": ("decoder removes '@@'", decoders.WordPiece(prefix="@@"),
                      models.WordPiece(BPE["vocab"], unk_token="<unk>")),
     "no prefix": ("decoder removes '##'", decoders.WordPiece(), models.BPE(**BPE)),
-    "a regular expression": ("Replace decoder with a regular expression",
+    "a regular expression": ("Replace .*regular expression",
                              decoders.Replace(Regex("a+"), "b"), None),
-    "Strip before Fuse": ("Strip decoder that changes each token", decoders.Sequence(
+    "Strip before Fuse": ("Strip .*each token", decoders.Sequence(
         [decoders.Metaspace(), decoders.Strip(" ", 1, 0), decoders.Fuse()]), None),
-    "Replace across tokens": ("Replace decoder that changes the whole text", decoders.Sequence(
+    "Replace across tokens": ("Replace .*whole text", decoders.Sequence(
         [decoders.Fuse(), decoders.Replace("ab", "c")]), None),
-    "all spaces dropped": ("Metaspace decoder that changes the whole text", decoders.Sequence(
+    "all spaces dropped": ("Metaspace .*whole text", decoders.Sequence(
         [decoders.Fuse(), decoders.Metaspace()]), None),
-    "ByteLevel and Replace": ("Replace decoder that changes the whole text", decoders.Sequence(
+    "ByteLevel and Replace": ("Replace .*whole text", decoders.Sequence(
         [decoders.ByteLevel(), decoders.Replace("a", "c")]), None),
     "Replace and ByteLevel": ("ByteLevel decoder", decoders.Sequence(
         [decoders.Replace("a", "c"), decoders.ByteLevel()]), None),

@@ -66,10 +66,10 @@ def test_stored_log_probabilities_replace_the_teachers_logits() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"teacher_logits": None}, "teacher_logprobs are missing"),
-        ({"teacher_logprobs": torch.zeros(3, 4)}, r"the teacher's logits are \[3, 4, 1\]"),
-        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs contains nan at"),
-        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs contains 0.5 at"),
+        ({"teacher_logits": None}, "teacher_logprobs .*missing"),
+        ({"teacher_logprobs": torch.zeros(3, 4)}, r"teacher.* \[3, 4, 1\]"),
+        ({"teacher_logprobs": torch.full((3, 5), torch.nan)}, "teacher_logprobs .*nan at"),
+        ({"teacher_logprobs": torch.full((3, 5), 0.5)}, "teacher_logprobs .*0.5 at"),
     ],
 )
 def test_error_names_the_invalid_input_of_alm(change: dict[str, Any], message: str) -> None:

@@ -327,8 +327,8 @@ def test_maps_and_losses_belong_to_the_tokenizers(
 ) -> None:
     path = tmp_path / "map.safetensors"
     for sides, words in (
-        (pair.tokenizers, "the sides are swapped"),
-        ((digits, "bytes"), "the teacher of the map .* has other tokens than"),
+        (pair.tokenizers, "swapped"),
+        ((digits, "bytes"), "teacher .*other tokens"),
     ):
         xtok.build(*sides).save(path)
         options = [*without(setting, "--map="), f"--map={path}", *learn]

@@ -437,7 +437,7 @@ def test_error_for_nan_names_the_compared_side() -> None:
     assert bool(torch.isfinite(value))
     row, position = teacher[1]
     own[1][0][row, position] = torch.nan
-    with pytest.raises(ValueError, match=rf"the teacher's .* are nan at \[{row}, {position}, 0\]"):
+    with pytest.raises(ValueError, match=rf"teacher.*\[{row}, {position}, 0\]"):
         losses.event_kl(HiddenLogits(*own[0]), HiddenLogits(*own[1]), index, aligned)
 
 
@@ -461,10 +461,10 @@ def test_seventy_losses_share_a_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": torch.zeros(2, 3)}, r"hidden is \[2, 3\] and weight \[7, 5\], expected"),
+        ({"hidden": torch.zeros(2, 3)}, r"hidden is \[2, 3\]"),
         ({"weight": torch.zeros(7, 4)}, r"weight \[7, 4\]"),
-        ({"bias": torch.zeros(6)}, r"bias is \[6\], expected \[7\]"),
-        ({"softcap": 0}, "softcap is 0, expected a number above 0"),
+        ({"bias": torch.zeros(6)}, r"bias is \[6\]"),
+        ({"softcap": 0}, "softcap is 0"),
     ],
 )
 def test_invalid_hidden_logits_are_errors(change: dict[str, Any], message: str) -> None:
@@ -478,16 +478,16 @@ def test_errors_name_nan_hidden_states_and_invalid_targets() -> None:
     for number, what in enumerate(("hidden states", "weight")):
         broken = [x.detach().clone() for x in tensors]
         broken[number][0] = torch.nan
-        with pytest.raises(ValueError, match=f"student's {what} are nan at"):
+        with pytest.raises(ValueError, match=f"student's {what} .*nan"):
             losses.event_kl(HiddenLogits(*broken), HiddenLogits(*teacher), index, aligned)
-        with pytest.raises(ValueError, match=f"student's {what} are nan at"):
+        with pytest.raises(ValueError, match=f"student's {what} .*nan"):
             losses.cross_entropy(HiddenLogits(*broken), torch.zeros(LARGE[0][:2]).long())
     student = HiddenLogits(*tensors)
     with pytest.raises(ValueError, match="the targets contain id 300"):
         losses.cross_entropy(student, torch.full(LARGE[0][:2], 300))
     with pytest.raises(ValueError, match="but the logits are"):
         losses.cross_entropy(student, torch.zeros(2, 3).long())
-    with pytest.raises(ValueError, match="logits are list, expected a tensor"):
+    with pytest.raises(ValueError, match="logits are list"):
         losses.cross_entropy([1], torch.zeros(2, 3).long())  # type: ignore[arg-type]
 
 

@@ -92,7 +92,7 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
     ("change", "message"),
     [
         ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows"),
-        ({"realized_logprob": [-1.0, -1.0]}, "a value for the first token"),
+        ({"realized_logprob": [-1.0, -1.0]}, "the first token"),
         ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5"),
     ],
 )

@@ -71,9 +71,9 @@ def test_config_is_passed_to_its_loss() -> None:
     assert whole.count(batch, side) == 1
     expected = float(whole(student, teacher, batch, side).detach()) / 2
     assert float(half(student, teacher, batch, side).detach()) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="alm expects ALMConfig, not CSDConfig"):
+    with pytest.raises(ValueError, match="ALMConfig, not CSDConfig"):
         make_loss("alm", config=CSDConfig())
-    with pytest.raises(ValueError, match="topk-kl expects no config, not ALMConfig"):
+    with pytest.raises(ValueError, match=r"topk-kl .*ALMConfig"):
         make_loss("topk-kl", config=ALMConfig())
 
 
@@ -173,9 +173,9 @@ def test_losses_refuse_arguments_of_other_types(pair: Pair, tmp_path: Path) -> N
               for inputs, width in zip((batch, side), pair.shape, strict=True)]  # fmt: skip
     targets, m = (batch["input_ids"], side["input_ids"]), built(student, teacher)
     index, unshifted = event_index(events), batch["teachers"][0]["alignment"]
-    with pytest.raises(ValueError, match=r"PaddedAlignment .*shift_to_predictions"):
+    with pytest.raises(ValueError, match="shift_to_predictions"):
         untyped.event_kl(*logits, index, unshifted)
-    with pytest.raises(ValueError, match=r"PaddedAlignment .*shift_to_predictions"):
+    with pytest.raises(ValueError, match="shift_to_predictions"):
         untyped.count_chunks(unshifted)
     for wrong in (events, tmp_path / "events.safetensors", "events.safetensors", None, m):
         with pytest.raises(ValueError, match=r"of type EventIndex"):

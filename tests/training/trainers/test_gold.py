@@ -413,10 +413,10 @@ def test_error_names_the_fields_of_the_teacher(make_trainer: Make, row: Any, wor
 def test_other_versions_of_trl(gold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.13.0", "1.17.0", "2.0.0"):
         monkeypatch.setattr(sys.modules["trl"], "__version__", version)
-        with pytest.raises(XtokError, match=f"TRL {version} is not supported"):
+        with pytest.raises(XtokError, match=f"TRL {version}"):
             gold.gold_classes()
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(XtokError, match=r"not installed .*'trl>=1\.14,<1\.17'"):
+    with pytest.raises(XtokError, match=r"trl>=1\.14,<1\.17"):
         gold.gold_classes()
 
 
@@ -425,12 +425,12 @@ def test_invalid_arguments_are_refused(gold: Any, make_trainer: Make) -> None:
         make_trainer(uld_student_temperature=2)
     with pytest.raises(ValueError, match="label_smoothing_factor"):
         make_trainer(label_smoothing_factor=0.1)
-    with pytest.raises(ValueError, match=r"^args is None, expected a GOLDConfig$"):
+    with pytest.raises(ValueError, match=r"^args is None"):
         gold.XTokGOLDTrainer("a", "b")
     trainer = make_trainer(loss="gold")
     inputs = first_batch(trainer)
     trainer.objective = None
-    with pytest.raises(ValueError, match=r"^student id 5000 is outside 0\.\.895$"):
+    with pytest.raises(ValueError, match=r"^student id 5000 "):
         trainer.compute_loss(trainer.model, {**inputs, "input_ids": inputs["input_ids"] * 0 + 5000})
 
 

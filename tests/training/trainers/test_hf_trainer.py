@@ -419,18 +419,18 @@ def test_invalid_arguments_are_refused(
 ) -> None:  # fmt: skip
     sides = collator.teachers[0], collator.student
     for loss, given, words in (
-        ("p-kl", None, "requires a projection map"),
+        ("p-kl", None, "a projection map"),
         ("p-kl", built(*sides), "swapped"),
         ("event-kl", xtok.events(*sides), "swapped"),
         ("p-kl", built(collator.student, sentencepiece), "other tokens"),
-        ("event-kl", projection, "requires an event map"),
+        ("event-kl", projection, "an event map"),
     ):
         with pytest.raises(XtokError, match=words):
             make_trainer(loss, map=given)
     with pytest.raises(ValueError, match=r"^2 losses for 1 teachers$"):
         make_trainer(["gold", "gold"], map=None)
     several = Collator(collator.student, [collator.teachers[0], sentencepiece])
-    with pytest.raises(ValueError, match=r"^1 teachers, but the collator has 2$"):
+    with pytest.raises(ValueError, match=r"^1 teachers, .* 2$"):
         XTokTrainer(
             tiny_model(9, seed=0), arguments(tmp_path), several, teachers=[None], loss="gold"
         )
@@ -445,12 +445,12 @@ def test_invalid_arguments_are_refused(
         (without_teachers, {"map": projection}),
         (without_teachers, {"teacher_weights": [1]}),
     ):
-        with pytest.raises(ValueError, match=r"^teachers is None, but .* or an empty list"):
+        with pytest.raises(ValueError, match=r"^teachers is None"):
             XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), collate, **options)
     with pytest.raises(XtokError, match="needs a model as its teacher") as error:
         XTokTrainer(tiny_model(9, seed=0), arguments(tmp_path), TopKCollator(), map=projection)
     assert "TopKCollator for topk-kl" in error.value.hint
-    with pytest.raises(ValueError, match="teachers is set, but a TopKCollator"):
+    with pytest.raises(ValueError, match="TopKCollator"):
         XTokTrainer(
             tiny_model(9, seed=0), arguments(tmp_path), TopKCollator(),
             teachers=tiny_model(9, seed=1), loss="topk-kl",
@@ -590,7 +590,7 @@ def test_ids_beyond_a_model_are_named(widths: tuple[int, int], name: str, tmp_pa
         student, arguments(tmp_path), Collator("bytes", "bytes"), teachers=teacher, loss="alm",
         train_dataset=ROWS,
     )  # fmt: skip
-    with pytest.raises(XtokError, match=f"^{name}, LlamaForCausalLM, has 40 rows"):
+    with pytest.raises(XtokError, match=f"^{name}, .* has 40 rows"):
         trainer.train()
 
 
@@ -601,9 +601,7 @@ def test_a_teacher_with_fewer_positions_than_its_rows_is_named(tmp_path: Path) -
         student, arguments(tmp_path, max_steps=2), Collator("bytes", "bytes"), teachers=teacher,
         loss="alm", train_dataset=ROWS, audit=False,
     )  # fmt: skip
-    with pytest.warns(
-        UserWarning, match="^teacher 1, LlamaForCausalLM, has 64 positions, but rows"
-    ):
+    with pytest.warns(UserWarning, match="^teacher 1, .*64 positions"):
         trainer.train()
 
 
@@ -666,7 +664,7 @@ def test_the_example_resumes(trainer_options: list[str], tmp_path: Path) -> None
 def test_the_example_names_the_option_for_a_map(trainer_options: list[str], tmp_path: Path) -> None:
     without = [o for o in trainer_options if not o.startswith("--map")]
     without = [o for o in without if not o.startswith("--loss")]
-    with pytest.raises(XtokError, match="the loss event-kl requires an event map") as error:
+    with pytest.raises(XtokError, match="event-kl") as error:
         hf_trainer.main([*without, f"--output_dir={tmp_path}"])
     assert hf_trainer.OPTIONS[error.value.parameter] == "--map"
 

@@ -65,7 +65,7 @@ def test_shared_parameters_train_and_settings_of_the_caller_stay(tmp_path: Path)
     student.model.embed_tokens = teacher.model.embed_tokens
     frozen = teacher.model.norm.weight.requires_grad_(False)
     before, flags = weights_of(student), [p.requires_grad for p in teacher.parameters()]
-    with pytest.warns(UserWarning, match=r"the teacher shares 1 of the student's 12"):
+    with pytest.warns(UserWarning, match="the teacher shares 1 of"):
         trainer(tmp_path, student, teacher).train()
     assert all(not torch.equal(p, before[name]) for name, p in student.named_parameters())
     assert [p.requires_grad for p in teacher.parameters()] == flags
@@ -76,7 +76,7 @@ def test_shared_parameters_train_and_settings_of_the_caller_stay(tmp_path: Path)
 def test_a_student_may_be_its_own_teacher(tmp_path: Path) -> None:
     model = tiny_model(WIDTH, seed=0)
     run = trainer(tmp_path, model, model)
-    with pytest.warns(UserWarning, match="12 of the student's 12 trainable tensors"):
+    with pytest.warns(UserWarning, match="12 of the student's 12"):
         run.train()
     assert logged(run, "distillation")[0] == pytest.approx(0, abs=1e-6)
     assert logged(run, "cross_entropy")[0] > 1
