@@ -110,7 +110,7 @@ def test_candidate_that_occurs_twice() -> None:
 
 def test_realized_values_can_differ_in_less_than_half_of_the_rows_of_a_file() -> None:
     """Programs round differently. A response of a server contains the same value twice."""
-    rows = {}, {2: 0.5}, {1: 0.5}, {3: 0.5}
+    rows: list[dict[int, float]] = [{}, {2: 0.5}, {1: 0.5}, {3: 0.5}]
     half, tenth = math.log(0.5), math.log(0.1)
     for realized, row in ([tenth, half, half], None), ([half, tenth, tenth], 2):
         topk = predictions(*rows, token_ids=[4, 2, 1, 3], realized=[math.nan, *realized])

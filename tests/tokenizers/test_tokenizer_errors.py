@@ -111,6 +111,16 @@ ERRORS: Errors = {
             "model has a CTC decoder that changes each token, so a text is not the "
             "concatenation of its tokens",
         ),
+        (
+            lambda: load_tokenizer(
+                folder(
+                    "tokenizer",
+                    decoder={"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
+                )
+            ),
+            "model has a Replace decoder of a regular expression, so a text is not the "
+            "concatenation of its tokens",
+        ),
     ],
     "give a tokenizer file or the folder of a Hugging Face tokenizer": [
         (

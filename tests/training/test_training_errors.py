@@ -204,6 +204,13 @@ ERRORS: Errors = {
             "at column 1",
         ),
     ],
+    'give a text, {"text": "…"}, {"messages": […]} or a list of messages': [
+        (lambda: collated(text=3), "sample 0: the field 'text' is int, not a string"),
+        (
+            lambda: collated(prompt="x", completion=None),
+            "sample 0: the row has neither text nor messages, only: prompt",
+        ),
+    ],
     "use a text, or a list with one item per teacher; null uses the student's value": [
         (lambda: collated(text="a", teacher_context=3), "sample 0: teacher_context is not a text"),
         (

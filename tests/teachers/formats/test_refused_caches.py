@@ -245,7 +245,8 @@ def test_footer_that_contradicts_the_rows_is_refused(
     path = teachers.write_neutral(tmp_path / "a.parquet", rows, **about)
     assert words in project_error(path, byte_level, byte_level).message
     for vocab_size in ("1280", "2000"):
-        as_it_is = {"temperature": "1", "vocab_size": vocab_size, "k": "8", "normalized": "false"}
+        as_it_is: dict[str, Any] = {"temperature": "1", "vocab_size": vocab_size, "k": "8"}
+        as_it_is["normalized"] = "false"
         read_documents(teachers.write_neutral(path, rows, **as_it_is), byte_level)
 
 
