@@ -64,11 +64,11 @@ def read_vllm(answer: Row) -> list[Any]:
     return rows
 
 
-# Placeholders for the value of a text's own token
+# Placeholders for the value of a realized token
 
 
-def own_unknown(row: Row, kind: str, position: int, value: Any) -> Row:
-    """Set the value of a text's own token to a server's placeholder for −∞."""
+def with_placeholder(row: Row, kind: str, position: int, value: Any) -> Row:
+    """Set the value of a realized token to a server's placeholder for −∞."""
     answer, token = answer_of(row, kind), row["input_ids"][position]
     if kind == "vllm":
         read_vllm(answer)[position][str(token)]["logprob"] = value
@@ -92,16 +92,19 @@ def test_placeholder_log_probabilities_are_ignored(
     kind: str, value: Any, row: Row, projected: Any
 ) -> None:
     plain, before = projected(kind, answer_of(row, kind))
-    changed = own_unknown(row, kind, 9, value)
+    changed = with_placeholder(row, kind, 9, value)
     projected_row, result = projected(kind, changed)
     assert result.teacher_bits_per_byte < 2 * before.teacher_bits_per_byte + 5
     assert result.teacher_is_bound
-    owns = projected_row["realized_logprob"]
-    assert owns.count(None) >= plain["realized_logprob"].count(None)
+    realized = projected_row["realized_logprob"]
+    assert realized.count(None) >= plain["realized_logprob"].count(None)
     lines, _ = projected(kind, changed, "vllm")
     values = [e["logprob"] for candidates in read_vllm(lines) for e in (candidates or {}).values()]
     values += [
-        v for logprobs in (owns, *projected_row["topk_logprobs"]) for v in logprobs if v is not None
+        v
+        for logprobs in (realized, *projected_row["topk_logprobs"])
+        for v in logprobs
+        if v is not None
     ]
     assert min(values) > -100
 
@@ -197,7 +200,7 @@ def sglang_flat(answer: Row, *, base: bool, name: str = "", covered: bool = True
 
 
 def vllm_flat(answer: Row) -> Row:
-    """In `FlatLogprobs`, the text's own token may occur twice."""
+    """Use vLLM's `FlatLogprobs`, where the realized token may occur twice."""
     choice = answer["choices"][0]
     flat: Row = {"start_indices": [], "end_indices": [], "token_ids": [], "logprobs": []}
     for row in choice["prompt_logprobs"]:
@@ -244,16 +247,16 @@ def test_layouts_of_a_format_give_equal_predictions(name: str, row: Row, project
 
 
 def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> None:
-    """Errors: an unknown layout, and an own value that differs from the value of its candidate."""
+    """Errors: an unknown layout, and a realized value that differs from the same candidate's."""
     unread, torn = answer_of(row, "sglang"), answer_of(row, "sglang")
     unread["meta_info"]["input_top_things"] = unread["meta_info"].pop("input_top_logprobs")
-    owns = torn["meta_info"]["input_token_logprobs"]
-    owns[5] = [owns[5][0] - 0.5, *owns[5][1:]]
+    realized = torn["meta_info"]["input_token_logprobs"]
+    realized[5] = [realized[5][0] - 0.5, *realized[5][1:]]
     assert "input_top_things" in error_of(lambda: projected("sglang", unread))
     assert "position 5: " in error_of(lambda: projected("sglang", torn))
 
 
-def test_candidates_and_the_own_token_sum_to_at_most_1(row: Row, projected: Any) -> None:
+def test_candidates_and_the_realized_token_sum_to_at_most_1(row: Row, projected: Any) -> None:
     value = answer_of(row, "neutral")
     value["realized_logprob"] = [None] + [-0.01] * (len(row["input_ids"]) - 1)
     for position, token in enumerate(row["input_ids"][1:], start=1):
