@@ -125,9 +125,9 @@ class _Dispatch(TorchDispatchMode):
             self._count(any(not isinstance(index, OnGPU) for index in indices), "index on the CPU")
             self._count(any(index.dtype == torch.bool for index in indices), "mask")
 
-    def _count(self, happens: bool, what: str) -> None:
+    def _count(self, happens: bool, operation: str) -> None:
         if happens:
-            self.fetches[f"{what} at {_line()}"] += 1
+            self.fetches[f"{operation} at {_line()}"] += 1
 
 
 def _inner(value: Any) -> Any:

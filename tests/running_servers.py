@@ -91,10 +91,10 @@ def proxied(
     servers: list[Server] = []
 
     async def serve(opened: socket.socket) -> None:
-        async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as asked:
-            await asked.connect(candidates, 0.0, note)
+        async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as server:
+            await server.connect(candidates, 0.0, note)
             translator = Translator(pair, projection, chat=chat, templates=templates, num_threads=1)
-            proxy = Proxy(translator, asked, api_key=api_key, note=note)
+            proxy = Proxy(translator, server, api_key=api_key, note=note)
             servers.append(Server(proxy.app()))
             await servers[0].serve([opened])
 
