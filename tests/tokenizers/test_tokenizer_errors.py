@@ -118,7 +118,7 @@ ERRORS: Errors = {
                     decoder={"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
                 )
             ),
-            "model has a Replace decoder of a regular expression, so a text is not the "
+            "model has a Replace decoder with a regular expression, so a text is not the "
             "concatenation of its tokens",
         ),
     ],

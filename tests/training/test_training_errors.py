@@ -208,7 +208,7 @@ ERRORS: Errors = {
         (lambda: collated(text=3), "sample 0: the field 'text' is int, not a string"),
         (
             lambda: collated(prompt="x", completion=None),
-            "sample 0: the row has neither text nor messages, only: prompt",
+            "sample 0: the row has no text and no messages, only: prompt",
         ),
     ],
     "use a text, or a list with one item per teacher; null uses the student's value": [
