@@ -125,6 +125,15 @@ def test_realized_values_can_differ_in_less_than_half_of_the_rows_of_a_file() ->
         assert error.value.row == (row or 1)
 
 
+def test_each_realized_token_of_a_response_is_a_candidate() -> None:
+    realized = [math.nan, math.log(0.5), math.log(0.25)]
+    topk = predictions({}, {2: 0.5}, {0: 0.5}, token_ids=[4, 2, 1], realized=realized)
+    assert probabilities(checked(topk, 5).realized_logprob) == [None, 0.5, 0.25]
+    with pytest.raises(PredictionError, match="realized token 1") as error:
+        checked(topk, 5, is_answer=True)
+    assert error.value.row == 2
+
+
 def test_projected_rows_can_lack_probability() -> None:
     """The rest of a projected row is stored, and not the complement of its candidates."""
     topk = predictions({}, {2: 0.5}, {1: 0.5}, token_ids=[4, 2, 1], rest=[math.nan, 0.25, 0.5])
