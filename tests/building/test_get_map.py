@@ -502,7 +502,7 @@ def test_event_maps_are_reused(
     xtok.get_map(ours, theirs, for_loss=loss)
     [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")
     assert cached.read_bytes() == before
-    with pytest.raises(ValueError, match=f"{loss} .*config"):
+    with pytest.raises(ValueError, match=f"{loss}.*config"):
         xtok.get_map(ours, theirs, xtok.BuildConfig(), for_loss=loss)
 
 
