@@ -50,6 +50,10 @@ def top_k_option(default: int, help: str) -> Any:
 class MultitokenConfig(Config):
     """Options of `multitoken`."""
 
+    # Options that a map's history contains only if they do not have their default values
+    rarely_recorded = (
+        "canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids"
+    )  # fmt: skip
     top_k: int = top_k_option(32, "Maximum entries per row, including the scale slot.")
     max_pieces: int = option(
         4, "Maximum number of tokens that spell a token of the other side.",
@@ -112,8 +116,9 @@ class MultitokenConfig(Config):
         """Options for a map's history. Rare options are included only if they are changed."""
         names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
-        rare = ("canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids")
-        names += [n for n in rare if getattr(self, n) != getattr(MultitokenConfig, n)]
+        names += [
+            n for n in self.rarely_recorded if getattr(self, n) != getattr(MultitokenConfig, n)
+        ]
         values = {name: getattr(self, name) for name in names}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 

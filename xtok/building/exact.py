@@ -20,10 +20,7 @@ from xtok.tokenizers.roles import match_names
 from xtok.tokenizers.table import SIDES
 
 # Options that affect matching
-_MATCHING = (
-    "special_tokens", "fuzzy_threshold", "canonicalization", "token_form", "ignore_student_ids",
-    "ignore_teacher_ids",
-)  # fmt: skip
+_MATCHING = "special_tokens", "fuzzy_threshold", *MultitokenConfig.rarely_recorded
 
 # For each stage, the options that the history omits if they have their default values
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}

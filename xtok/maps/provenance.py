@@ -1,4 +1,4 @@
-"""Provenance of a map: its recipe, and whether its weights were counted."""
+"""Create maps, record how they were made, and check whether their rows suit P-KL."""
 
 from __future__ import annotations
 
