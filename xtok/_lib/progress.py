@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[..., object]]]
+Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[..., object]]]
 """A function that receives a label and a total, and returns a context manager. The context manager
 yields a function that receives the size of each step. For text, this function receives the bytes
 read and the tokens encoded in each step."""
 
-Note = Callable[[str], object]
+Note: TypeAlias = Callable[[str], object]
 """A function that receives a sentence for the user."""
 
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from xtok._lib.opening import check_regular, compression_of, decompressed, reading
 from xtok._lib.parquet import ParquetTable
 from xtok.errors import XtokError
 
-Format = Literal["text", "jsonl", "json", "parquet"]
+Format: TypeAlias = Literal["text", "jsonl", "json", "parquet"]
 
-Paths = str | Path | Sequence[str | Path]
+Paths: TypeAlias = str | Path | Sequence[str | Path]
 """One or several paths or glob patterns."""
 
 SHARD_BYTES = 1 << 26

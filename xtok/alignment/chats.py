@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from xtok.errors import XtokError, naming_template
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import byte_offsets
 
-ChatLike = str | PathLike[str] | list[Any] | dict[str, Any]
+ChatLike: TypeAlias = str | PathLike[str] | list[Any] | dict[str, Any]
 """A conversation: the path of a file that contains it, a list of messages, or a row with
 `messages`."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 
-Path = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 
 
 class Run(NamedTuple):
@@ -17,7 +17,7 @@ class Run(NamedTuple):
     start: int
     end: int
     message: int  # index of the message, or −1 for tools and documents
-    path: Path  # path of the string in the message, such as ("content", 0, "text")
+    path: KeyPath  # path of the string in the message, such as ("content", 0, "text")
     offset: int  # offset of `start` in the string, or −1 for derived text such as JSON
 
 
@@ -157,21 +157,21 @@ class TrackedObject(dict[str, Any]):
     """
 
     _message: int
-    _path: Path
+    _path: KeyPath
 
 
 class TrackedItems(list[Any]):
     """A list in a message that records its source."""
 
     _message: int
-    _path: Path
+    _path: KeyPath
 
 
 for _kind in (TrackedText, TrackedObject, TrackedItems):  # for Jinja's error messages
     _kind.__name__, _kind.__module__ = _kind.__mro__[1].__name__, "builtins"
 
 
-def origin_of(value: Any) -> tuple[int, Path] | None:
+def origin_of(value: Any) -> tuple[int, KeyPath] | None:
     """Return the message index and path of a tracked value. For a text, use its first run."""
     if isinstance(value, TrackedText) and value._runs:
         return value._runs[0].message, value._runs[0].path
@@ -197,7 +197,7 @@ def to_json_types(value: Any, *, arrays: bool = False) -> Any:
     return {k: to_json_types(v, arrays=arrays or k == "tool_calls") for k, v in value.items()}
 
 
-def track(value: Any, message: int, path: Path) -> Any:
+def track(value: Any, message: int, path: KeyPath) -> Any:
     """Copy a value of JSON types, and record the source of each string, list and object."""
     if isinstance(value, str):
         text = str.__str__(value)

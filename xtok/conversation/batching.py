@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from xtok.conversation import Conversation
 
-PaddingSide = Literal["left", "right"]
+PaddingSide: TypeAlias = Literal["left", "right"]
 
 
 def pad(rows: Sequence[ArrayLike], fill: Any, *, padding_side: PaddingSide) -> NDArray[Any]:

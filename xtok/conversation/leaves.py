@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from xtok.conversation._tracking import Path
+from xtok.conversation._tracking import KeyPath
 from xtok.conversation.templates import Message, Rendering, is_missing
 from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import printable, quoted
@@ -41,7 +41,7 @@ _STRUCTURE_KEYS = ("type", "id", "index", "doc_id")
 _FIRST_MARKER = 730_000_000  # first number that is used as a marker
 _TAG = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]")
 
-Inputs = Mapping[str, Any]
+Inputs: TypeAlias = Mapping[str, Any]
 """A mapping with the keys `messages`, `tools` and `documents`."""
 
 
@@ -212,7 +212,7 @@ def _dropped_error(prefix: str, leaf: _Leaf, part: str) -> ChatTemplateError:
 
 
 class _Leaf(NamedTuple):
-    path: Path  # such as ("messages", 2, "content"), ("tools", 0, "name")
+    path: KeyPath  # such as ("messages", 2, "content"), ("tools", 0, "name")
     value: Any
 
     @property
@@ -230,7 +230,7 @@ class _Leaf(NamedTuple):
         return f"message {self.path[1]}: {self.name}" if self.path[0] == "messages" else self.name
 
 
-def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
+def _leaves(value: Any, path: KeyPath) -> Iterator[_Leaf]:
     if _is_content_part(path) and isinstance(value, Mapping) and "text" not in value:
         yield _Leaf(path, value)
     elif isinstance(value, (Mapping, list, tuple)):
@@ -245,7 +245,7 @@ def _leaves(value: Any, path: Path) -> Iterator[_Leaf]:
         yield _Leaf(path, value)
 
 
-def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
+def _child_items(value: Any, path: KeyPath) -> Iterable[tuple[str | int, Any]]:
     if not isinstance(value, Mapping):
         return enumerate(value)
     if _is_content_part(path):
@@ -254,7 +254,7 @@ def _child_items(value: Any, path: Path) -> Iterable[tuple[str | int, Any]]:
     return ((key, item) for key, item in value.items() if key not in left_out)
 
 
-def _is_content_part(path: Path) -> bool:
+def _is_content_part(path: KeyPath) -> bool:
     """Whether a path leads to an item of the content list of a message."""
     return path[2:3] == ("content",) and len(path) == 4
 
@@ -264,12 +264,12 @@ class _LeafCheck:
 
     def __init__(self, renderer: Renderer, inputs: Inputs, rendering: Rendering) -> None:
         self.inputs, self._renderer, self._text = inputs, renderer, rendering.text
-        self._ranges: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+        self._ranges: dict[KeyPath, list[tuple[int, int]]] = defaultdict(list)
         for run in (*rendering.runs, *rendering.input_runs):
             path = run.path if run.message < 0 else ("messages", run.message, *run.path)
             self._ranges[path].append((run.offset, run.end - run.start))
         self.containers = {path[:n] for path in self._ranges for n in range(1, len(path) + 1)}
-        self._is_written: dict[Path, bool] = {}  # leaves without tracked characters
+        self._is_written: dict[KeyPath, bool] = {}  # leaves without tracked characters
         self._lost_tags: set[tuple[Any, ...]] = set()  # kinds of parts that have no effect
 
     def _render(self, inputs: Inputs) -> Rendering:
@@ -299,7 +299,7 @@ class _LeafCheck:
         if unmarked and not self.depends_on(unmarked):
             self._is_written |= {leaf.path: False for leaf in unmarked}
 
-    def _marked_paths(self, leaves: Sequence[_Leaf]) -> Iterator[Path]:
+    def _marked_paths(self, leaves: Sequence[_Leaf]) -> Iterator[KeyPath]:
         inputs, marks = self.inputs, {}
         for marker, leaf in enumerate(leaves, start=_FIRST_MARKER):
             if isinstance(leaf.value, (str, int, float)):
@@ -313,7 +313,7 @@ class _LeafCheck:
         """Whether the text has tracked characters of a leaf, of its container or of its items."""
         return leaf.path in self.containers or self._is_within(leaf.path)
 
-    def _is_within(self, path: Path) -> bool:
+    def _is_within(self, path: KeyPath) -> bool:
         return any(path[:n] in self._ranges for n in range(1, len(path)))
 
     def lost_part(self, leaf: _Leaf) -> str:
@@ -373,7 +373,7 @@ def _alter(value: Any) -> Any:
     return value + 1 if isinstance(value, (int, float)) else None
 
 
-def _with_value(value: Any, path: Path, new: Any) -> Any:
+def _with_value(value: Any, path: KeyPath, new: Any) -> Any:
     """Return a copy of nested values with a new value at `path`. None removes the value."""
     if not path:
         return new

@@ -14,7 +14,7 @@ from datetime import date
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class _Piece(NamedTuple):
     is_item: bool  # whether the slot belongs to the next list item of the same message
 
 
-_Steps = tuple[tuple[_Piece, Any], ...]
+_Steps: TypeAlias = tuple[tuple[_Piece, Any], ...]
 """The pieces of a text, each with the value of the slot after it."""
 
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from inspect import isfunction, ismethod
 from itertools import groupby
 from types import CodeType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jinja2
 from jinja2 import meta, nodes
@@ -43,7 +43,7 @@ from xtok.conversation._tracking import (
 from xtok.errors import ChatTemplateError, XtokError
 from xtok.tokenizers.display import quoted
 
-Message = Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
 """A message with `role`, `content` and other keys that the template uses."""
 
 _NESTING = (Mapping, list, tuple)

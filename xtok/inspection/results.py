@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal, TypeAlias
 
-Level = Literal["ok", "note", "warning", "failed", "skipped"]
-Grade = Literal["bad", "usable", "note", "good"]
+Level: TypeAlias = Literal["ok", "note", "warning", "failed", "skipped"]
+Grade: TypeAlias = Literal["bad", "usable", "note", "good"]
 
 GOOD_LEAK, MOST_LEAK = 0.02, 0.05
 """Maximum shares of wrong boundaries for the grades `good` and `usable`."""

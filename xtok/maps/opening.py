@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251 - torch.load raises it; nothing is unpickled
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -26,7 +26,7 @@ from xtok.maps.records import InvariantError, require_valid
 if TYPE_CHECKING:
     import torch
 
-Tensors = Mapping[str, NDArray[Any]]
+Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 
 _NO_MAP_HINT = "pass the path of a .safetensors or .pt map, for example one that xtok build made"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ _MIN_CAPACITY = 1 << 18
 _MAX_STEMS = 1 << 23
 _ID_MASK = (1 << ID_BITS) - 1
 
-StemBytes = tuple[bytes, bytes]
+StemBytes: TypeAlias = tuple[bytes, bytes]
 """The bytes that a stem omits from its first token, and the bytes of the stem."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,7 +184,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
     yield from dict.fromkeys(chain.from_iterable(notes))
 
 
-Sides = tuple[ChatRecord, ChatRecord]
+Sides: TypeAlias = tuple[ChatRecord, ChatRecord]
 """A conversation as the student reads it, and as the teacher reads it."""
 
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
 
-Templates = tuple[str | Path | None, str | Path | None]
+Templates: TypeAlias = tuple[str | Path | None, str | Path | None]
 """Chat templates of the student and the teacher, as in `conversation.render`."""
 
 

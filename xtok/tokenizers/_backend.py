@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xtok.errors import MALFORMED, TokenizerError
 
@@ -22,12 +22,12 @@ SPECIAL_NAMES = ("bos", "eos", "pad", "unk", "mask", "sep", "cls")
 
 GENERATION_CONFIG, MODEL = "generation_config.json", "its model"  # other sources of roles
 
-Roles = Mapping[str, Mapping[int, str]]
+Roles: TypeAlias = Mapping[str, Mapping[int, str]]
 """For each role, its ids and the source that declares each id.
 
 Ids that the library declares come before other ids."""
 
-TextChange = tuple[str, str]
+TextChange: TypeAlias = tuple[str, str]
 """Name of a tokenizer component, and a description of its changes to a text."""
 
 

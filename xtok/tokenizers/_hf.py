@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers._backend import MODEL, SPECIAL_NAMES, Backend, Roles, TextChange, damaged
@@ -16,7 +16,7 @@ from xtok.tokenizers.table import TokenEntry, TokenType, byte_offsets
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
-Spec = dict[str, Any]
+Spec: TypeAlias = dict[str, Any]
 """A component of a tokenizer.json, such as a normalizer: its `type` and its options."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from xtok._lib.parsing import parse_json
 from xtok.errors import TokenizerError
@@ -31,7 +31,7 @@ from xtok.tokenizers.model_names import (
 )
 from xtok.tokenizers.pairs import Pair
 
-ModelLike = str | PathLike[str] | Tokenizer
+ModelLike: TypeAlias = str | PathLike[str] | Tokenizer
 """A model argument: a name or path as in `load_tokenizer`, or a loaded tokenizer."""
 
 

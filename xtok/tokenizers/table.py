@@ -21,7 +21,7 @@ from xtok.config import TokenForm
 from xtok.errors import TokenizerError, XtokError
 from xtok.tokenizers.display import escape, printable, quoted, shorten, text_bytes, unescape
 
-Ids = NDArray[np.int64]
+Ids: TypeAlias = NDArray[np.int64]
 """One-dimensional array of token ids or event ids."""
 
 SIDES = "student", "teacher"

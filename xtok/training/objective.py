@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,10 +12,7 @@ from torch import Tensor
 from xtok._lib.fields import OptionDetails, checked_value
 from xtok.errors import XtokError
 from xtok.loss_names import LossName
-from xtok.maps.events import EventMap
-from xtok.maps.map_arguments import bind_map
-from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.spellings import SpellingMap
+from xtok.maps.map_arguments import AnyMapLike, bind_map
 from xtok.tokenizers.pairs import Pair
 from xtok.training.collator import Batch, SideBatch
 from xtok.training.losses.chunks import chunks_in
@@ -27,8 +23,8 @@ from xtok.training.losses.one_pass import one_pass
 from xtok.training.losses.registry import BatchLoss, LossSpec, loss_spec, make_loss, unused_map
 from xtok.training.module import ProjectionModule
 
-LossArgument = LossName | BatchLoss
-MapArgument = ProjectionMap | ProjectionModule | EventMap | SpellingMap | str | PathLike[str]
+LossArgument: TypeAlias = LossName | BatchLoss
+MapArgument: TypeAlias = AnyMapLike | ProjectionModule
 
 
 class LossTerms(NamedTuple):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable, TokenType
 from xtok.training.rows import checked_columns, read_flags, read_ids
 
-Sample = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
+Sample: TypeAlias = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
-Part = tuple[list[int], bool]
+Part: TypeAlias = tuple[list[int], bool]
 """Token ids, and whether they are targets."""
 
 

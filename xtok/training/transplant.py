@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.running import evaluating
 
-Init = Literal["pieces", "mean"]
+Init: TypeAlias = Literal["pieces", "mean"]
 """Row of a token that the model lacks: the mean of its pieces' rows, or of all rows."""
 
 RECORD = "xtok_transplant.json"
@@ -240,7 +240,7 @@ def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress:
     return edges.take(np.isin(edges.student_ids, ids)).normalized()
 
 
-_NewWeights = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
+_NewWeights: TypeAlias = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
 """Headers by file, and new rows by tensor name."""
 
 

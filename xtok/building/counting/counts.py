@@ -7,7 +7,7 @@ Counts are integers, so they do not depend on the order of the texts. A pair is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ UNIT = 720_720  # count of one chunk, divided among its pairs; divisible by all 
 # Maximum number of tokens of a chunk on each side. Longer chunks are skipped and reported.
 LONGEST_CHUNK = 64
 
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # pairs, and their counts
+Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]  # pairs, and their counts
 
 _CHUNKS_AT_ONCE = 1 << 16
 _ONE = np.ones(1, np.int64)

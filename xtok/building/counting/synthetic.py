@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import compress, count, pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +105,8 @@ FIRST_PIECE = 1 / 3
 # Sum of the pseudo-counts of the pairs from `prefixes` in each row
 FALLBACK = 0.02
 
-Integers = NDArray[np.int64]
-Pool = tuple[Integers, NDArray[np.float64]]  # tokens and their cumulative weights
+Integers: TypeAlias = NDArray[np.int64]
+Pool: TypeAlias = tuple[Integers, NDArray[np.float64]]  # tokens and their cumulative weights
 
 
 def synthetic_edges(

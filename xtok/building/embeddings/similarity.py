@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from xtok.config import GenerateConfig
 if TYPE_CHECKING:
     import torch
 
-Vectors = NDArray[np.float32]
-Weigh = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+Vectors: TypeAlias = NDArray[np.float32]
+Weigh: TypeAlias = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 # Rows and columns of a tile on a CPU (4 MB). Every matrix product has this shape and runs on one
 # thread, so the chunk size and the number of threads do not change the result.

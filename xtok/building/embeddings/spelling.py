@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,8 @@ _TOKEN_BITS, _TIMES_BITS = 25, 12
 BLOCK_ROWS = 4096
 _PARTS = 4  # number of parts into which the n-grams of one length are split
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float64]
 
 
 def most_similar(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ MOST_PIECES = 16
 MOST_ENTRIES = 8
 """Maximum number of entries of a row on the page."""
 
-PageColumns = dict[str, tuple[int, str]]
+PageColumns: TypeAlias = dict[str, tuple[int, str]]
 """For each column name: the number of bytes per value, and the base64 text."""
 
 

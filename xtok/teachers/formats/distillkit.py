@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ _TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # integers are powers of x
 _MAX_POWER = 16
 _AGAIN_HINT = "create or download the cache again, with its compression_config.yaml"
 
-Packed = tuple[NDArray[np.int64], NDArray[np.uint8]]
+Packed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """The bounds of rows of bytes, and the bytes of all rows."""
 
 

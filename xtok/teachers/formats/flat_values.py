@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,10 @@ from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import cache_error, locate
 from xtok.tokenizers.display import shorten
 
-Bounds = NDArray[np.int64]
+Bounds: TypeAlias = NDArray[np.int64]
 """The start of each list in the flat values, then the end of the last list."""
 
-JsonRow = Sequence[tuple[Any, Any]]
+JsonRow: TypeAlias = Sequence[tuple[Any, Any]]
 """Candidates of a token in JSON: pairs of id and log-probability."""
 
 _WORDS = {np.float32: "numbers", np.bool_: "booleans"}  # other types are integers

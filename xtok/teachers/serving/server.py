@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import prometheus_client as prometheus
@@ -49,7 +50,7 @@ STOP_SECONDS = 20
 _BACKLOG = 2048
 """Maximum number of connections that wait to be accepted. This is uvicorn's default."""
 
-Parser = Callable[[bytes], ScoringRequest]
+Parser: TypeAlias = Callable[[bytes], ScoringRequest]
 _PARSERS: dict[str, Parser] = {
     "/v1/completions": dialects.completions,
     "/generate": dialects.generate_request,
