@@ -214,7 +214,7 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
         port = int(teacher_url.rpartition(":")[2])
         with running(Model(byte_level, kind).app, port):
             for _ in range(2):
-                words = "it returned with a different tokenizer than small-digits: "
+                words = "it now has a different tokenizer than small-digits: "
                 assert words in error_message(post(url, ids), 502)
         back = f"the teacher's server at {teacher_url} responds again"
         assert notes == [away, back]
@@ -245,9 +245,7 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
             monkeypatch.setattr(Connection, "count_connection", lambda *_: asyncio.sleep(0))
         with running(Model(byte_level, kind).app, port):
             for _ in range(2):
-                assert "it returned with a different tokenizer" in error_message(
-                    post(url, ids), 502
-                )
+                assert "it now has a different tokenizer" in error_message(post(url, ids), 502)
         with running(Model(digits, kind).app, port):
             assert prompt_rows(post(url, ids)) == right
 

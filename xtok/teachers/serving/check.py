@@ -25,9 +25,12 @@ class ServerReport:
     version: str | None
     model: str
     max_model_len: int | None
-    candidates: int  # per prompt token, at most 64; 0 without log-probabilities of prompts
-    tokenizer_difference: str | None  # from the teacher's tokenizer; "" if they are equal
-    logprobs_mode: str | None  # measured mode for prompts, in vLLM's terms
+    # per prompt token, at most 64; 0 if the server returns no log-probabilities of prompts
+    candidates: int
+    # difference from the teacher's tokenizer; "" if the tokenizers are equal
+    tokenizer_difference: str | None
+    # for prompts, according to a measurement: a value of vLLM's option --logprobs-mode
+    logprobs_mode: str | None
     prefix_caching: bool | None
     findings: tuple[ServerFinding, ...]
 
@@ -87,7 +90,7 @@ async def _report(server: TeacherServer) -> ServerReport:
 
 
 _START = "serve the teacher with vLLM 0.10 or later, or with SGLang"
-_PROBABILITIES = "vLLM: start it with --logprobs-mode raw_logprobs"
+_PROBABILITIES = "if the server is vLLM, start it with --logprobs-mode raw_logprobs"
 
 
 async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
@@ -97,7 +100,8 @@ async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
         (await server.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
         for temperature in (1.0, 0.5)
     ]
-    is_raw = bool(np.abs(first - second).mean() < 0.1)  # equal requests differ by less
+    # The responses to two equal requests differ by less than 0.1.
+    is_raw = bool(np.abs(first - second).mean() < 0.1)
     return "raw_logprobs" if is_raw else "processed_logprobs"
 
 

@@ -15,7 +15,7 @@ from xtok._lib.progress import Note, silent_note
 from xtok.errors import XtokError
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts, so that a server behind a load balancer has time to restart."""
+"""Seconds to wait between attempts. A server behind a load balancer needs time to restart."""
 
 SHORT_SECONDS, SCORE_SECONDS = 30.0, 3600.0
 """Time limits in seconds for a whole response. For scores, the limit includes the time in the
@@ -35,8 +35,8 @@ class TeacherError(Exception):
     """The teacher's server did not return log-probabilities.
 
     Attributes:
-        is_request: whether the request is invalid, although the server works.
-        is_away: whether the server does not respond.
+        is_request: whether the server rejected the request as invalid.
+        is_away: whether the server does not respond, or is too busy.
     """
 
     def __init__(self, message: str, *, is_request: bool = False, is_away: bool = False) -> None:
@@ -58,9 +58,10 @@ class Connection:
 
     def __init__(self, url: str, *, api_key: str | None = None, concurrency: int = 64) -> None:
         base = _parse(url)
-        self.url = _without_password(base)  # address for messages, with route and proxy
+        self.url = _without_password(base)  # address for messages, including the proxy
         self.note: Note = silent_note
-        self.opened = 0  # connections for scores; a new connection can reach another server
+        # number of connections opened for scores; a new connection can reach another server
+        self.opened = 0
         self._slots = asyncio.Semaphore(concurrency)
         self._is_away = False
         proxy = _proxy_for(base)
@@ -73,7 +74,7 @@ class Connection:
                 timeout=httpx.Timeout(None, connect=SHORT_SECONDS),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
                 proxy=proxy,
-                trust_env=False,  # httpx fails for networks in NO_PROXY
+                trust_env=False,  # httpx fails if NO_PROXY contains networks
                 verify=httpx.create_ssl_context(),  # uses SSL_CERT_FILE, if set
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:  # SOCKS without socksio
@@ -104,7 +105,7 @@ class Connection:
         content = bytearray()
         try:
             async with (
-                asyncio.timeout(seconds),  # this also limits endless sequences of 100 Continue
+                asyncio.timeout(seconds),  # also ends endless responses with status 100 Continue
                 self._client.stream(method, route, **options) as response,
             ):
                 async for part in response.aiter_bytes():
@@ -139,7 +140,10 @@ class Connection:
     async def post(
         self, route: str, content: bytes, max_bytes: int = 0, *, is_score: bool = False
     ) -> bytes:
-        """Post JSON, and return the body of the response. Retries if the server is away or busy.
+        """Post JSON, and return the body of the response.
+
+        The request is repeated if the server is too busy, or if the connection fails. It is not
+        repeated after a timeout.
 
         Raises:
             TeacherError: if the server refuses the request, or does not respond.

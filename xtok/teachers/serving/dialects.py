@@ -51,7 +51,7 @@ class ScoringRequest:
     common: Common
     unread: Sequence[str]  # ignored fields
     temperature: float | None
-    chooses: bool = False  # whether the request selects ids itself
+    chooses: bool = False  # whether the request asks for the scores of ids that it lists
 
 
 def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def outside_vocabulary(name: str, token_id: int, student: Vocabulary) -> str:
     return f"the {name} {token_id} is outside the vocabulary of {student.model_id}, {valid_ids}"
 
 
-# The structs below list the supported fields. The fields in this table are refused unless they are
-# empty. All other fields are ignored with a note.
+# The structs below list the supported fields. A request with a field in `_REFUSED` is refused,
+# unless the field is empty. All other fields are ignored with a note.
 
 _GENERATE, _WHOLE, _IDS = "does not generate", "scores whole sequences", "accepts only ids"
 _COUNTS = dict.fromkeys(
@@ -85,7 +85,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 def _unread(fields: Mapping[str, Any], request: msgspec.Struct, prefix: str = "") -> list[str]:
-    """Return the names of the fields of a request that have no effect."""
+    """Return the names of a request's ignored fields. Refuse a request with unsupported fields."""
     names: list[str] = []
     for name, value in fields.items():
         read = getattr(request, name, None)
@@ -182,7 +182,7 @@ def inference(body: bytes) -> ScoringRequest:
 
 
 def _position_ids(sampling: _Sampling, count: int) -> list[list[int]]:
-    """Return the chosen ids for each token. The lists before the start are empty."""
+    """Return the chosen ids for each token, which are empty up to `prompt_logprob_start`."""
     start = sampling.prompt_logprob_start
     rows = sampling.prompt_logprob_token_ids or []
     if not 0 <= start < max(count, 1):
@@ -233,7 +233,7 @@ class _GenerateRequest(Common):
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] | None = None
     token_ids_logprob_positions: list[list[int]] | None = None
-    input_logprob_temperature: float | None = None  # not applied, so it is not returned
+    input_logprob_temperature: float | None = None  # ignored, so the response does not repeat it
 
 
 def generate_request(body: bytes) -> ScoringRequest:
@@ -271,7 +271,7 @@ def generate_request(body: bytes) -> ScoringRequest:
 def _chosen_ids(
     request: _GenerateRequest, sequences: list[list[int]]
 ) -> list[list[list[int]] | None]:
-    """Return the chosen ids for each token of each sequence, or None."""
+    """Return the chosen ids for each token of each sequence; None for sequences without them."""
     rows = request.token_ids_logprob_positions
     if rows is not None:
         if len(sequences) > 1:
@@ -344,7 +344,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
-        body.decode()  # same error in all versions of msgspec
+        body.decode()  # so that the error does not depend on the version of msgspec
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as problem:
         message, _, path = str(problem).partition(" - at ")

@@ -36,7 +36,7 @@ from xtok.tokenizers.display import shorten
 
 MAX_BODY_BYTES = 64 << 20
 MAX_NOTES = 100
-"""Maximum number of notes about requests, because clients can send any field name."""
+"""Maximum number of notes about requests. Otherwise, each new field name would cause a note."""
 
 BODY_SECONDS = 60.0
 """Time limit in seconds for the body of a request."""
@@ -65,20 +65,20 @@ class Metrics:
         self.registry = prometheus.CollectorRegistry()
         counter = partial(prometheus.Counter, registry=self.registry, namespace="xtok")
         summary = partial(prometheus.Summary, registry=self.registry, namespace="xtok")
-        by_chat = "Sequences, by whether they were recovered as conversations."
+        by_chat = "Sequences; chat is true if a conversation was recovered from the ids."
         self.requests = counter("requests", "Requests for log-probabilities.", ["route", "status"])
         self.tokens = counter("tokens", "Scored tokens.", ["side"])
         self.sequences = counter("sequences", by_chat, ["chat"])
-        self.teacher = summary("teacher_seconds", "Seconds of the teacher's server per sequence.")
-        self.own = summary("own_seconds", "Seconds of the projection per sequence.")
+        self.teacher = summary("teacher_seconds", "Seconds that the teacher needs per sequence.")
+        self.own = summary("own_seconds", "Seconds that the projection needs per sequence.")
         self.rest = summary("rest", "Mean probability outside the candidates, per sequence.")
 
 
 def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
     """Convert a teacher's scores for a text to scores for the student's tokens.
 
-    Each token after the first gets a value. If the tokenizers and the texts are equal, only ids
-    beyond the student's width are removed.
+    Each token after the first gets a log-probability. If the tokenizers and the ids are equal, the
+    scores stay the same, except that candidates beyond the student's width are removed.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
         topk = cut_to_width(answer.topk, translator.pair.student.vocab_size)
@@ -114,7 +114,7 @@ class Proxy:
         self._project = self.metrics.own.time()(score)
         self._key, self._note = api_key, note
         self._numbers = itertools.count()
-        self._noted: set[str] = set()  # subjects of the notes that were issued
+        self._noted: set[str] = set()  # subjects of all previous notes
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -241,7 +241,8 @@ class Proxy:
         if outside := [i for i in ids if not 0 <= i < width]:
             raise BadRequest(dialects.outside_vocabulary("id", outside[0], self.student))
         limit = self.teacher.max_model_len
-        if limit is not None and len(ids) > limit * self._longest:  # too long for any text
+        # Even the longest teacher tokens cannot spell so many student tokens.
+        if limit is not None and len(ids) > limit * self._longest:
             raise BadRequest(
                 f"the sequence has {len(ids)} student tokens, but the teacher's server accepts at "
                 f"most {limit - 1} teacher tokens"
@@ -282,7 +283,7 @@ async def _body(request: Request) -> bytes:
                 if size > MAX_BODY_BYTES:
                     raise BadRequest(f"the body has more than {MAX_BODY_BYTES >> 20} MB")
     except TimeoutError as error:
-        raise BadRequest(f"the body took more than {BODY_SECONDS:g} seconds") from error
+        raise BadRequest(f"the body is incomplete after {BODY_SECONDS:g} seconds") from error
     return b"".join(parts)
 
 
@@ -314,7 +315,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Clients wait until the server is ready."""
+    """Return a listening socket. Clients can connect now, and wait until the server is ready."""
     is_v6 = ":" in host
     try:
         listening = socket.create_server(

@@ -37,14 +37,15 @@ def serve(
 
     The server converts the student's ids to the teacher's tokens, requests their log-probabilities
     from the teacher's server, and projects the log-probabilities onto the student's tokens. It
-    responds like vLLM (`/v1/completions`, `/inference/v1/generate`, and `/generate` of its demo
-    server) and like SGLang (`/generate`). It runs until SIGTERM or Ctrl-C.
+    supports routes of vLLM (`/v1/completions` and `/inference/v1/generate`), of vLLM's demo server
+    (`/generate`) and of SGLang (`/generate`). It runs until SIGTERM or Ctrl-C.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
         teacher_url: the address of a vLLM or SGLang server that runs the teacher.
         config: the options; None uses the defaults.
-        back_map: as in `project`.
+        back_map: a map from the teacher (rows) to the student (columns), or its path; see
+            `project`.
         note: called with notes for the user.
         on_ready: called with the server's address when it accepts requests.
 
@@ -132,7 +133,7 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
 
 
 def _key(key: str | None, parameter: str) -> str | None:
-    """Return a key, by default the key in the environment. Check its characters."""
+    """Check the characters of a key, and return it. The default is the key in the environment."""
     key = key or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         problem = "the key starts or ends with a space or line break, or is not printable ASCII"

@@ -27,16 +27,16 @@ ServerKind: TypeAlias = Literal["vllm", "sglang"]
 
 
 class ServerFormat(Protocol):
-    """A module that writes the requests of a kind of server, and reads its responses."""
+    """A module that writes requests for one kind of server, and reads its responses."""
 
     ROUTE: str
-    MORE: str  # instruction for more candidates per token, with {} for their number
-    TOKENIZER: str  # option that selects the tokenizer
+    MORE: str  # advice if a server returns too few candidates; {} stands for the required number
+    TOKENIZER: str  # the server's option that selects the tokenizer
 
     def request(
         self, model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0, /
     ) -> dict[str, Any]:
-        """Return the body of a request that returns `top_k` candidates for each of these ids."""
+        """Return the body of a request for `top_k` candidates for each of these ids."""
 
     def read_response(self, content: bytes, ids: Sequence[int], /) -> RankedTopK:
         """Read the server's response for these ids. Check the types, but not the values."""
@@ -66,11 +66,11 @@ class InvalidScores(TeacherError):
 
 @dataclass(frozen=True)
 class ServerFinding:
-    """A problem of a teacher's server, and the change that solves it."""
+    """A problem with a teacher's server, and the change that solves the problem."""
 
     problem: str
-    change: str  # with the server's own option, if there is one
-    is_fatal: bool  # `serve` refuses the server
+    change: str  # names the server's option, if an option solves the problem
+    is_fatal: bool  # whether `serve` refuses the server
 
 
 class TeacherServer:
@@ -88,7 +88,7 @@ class TeacherServer:
         self.url, self.tokenizer = self.connection.url, tokenizer
         self._is_connected = self._has_noted_fewer = False
         self._allows_any_id = False  # True from `identify` until the tokenizers are compared
-        self.last_check = 0, -np.inf  # connections and time at the last check
+        self.last_check = 0, -np.inf  # number of opened connections, and time, at the last check
         self._checking = asyncio.Lock()
 
     async def aclose(self) -> None:
@@ -109,7 +109,7 @@ class TeacherServer:
                 limit if it is lower.
             wait: seconds to wait for a server that does not respond yet.
             note: called with notes for the user.
-            student: the student's tokenizer, to recognize swapped sides.
+            student: the student's tokenizer, to detect that the student and teacher were swapped.
 
         Raises:
             XtokError: if the server does not respond, has a different tokenizer, or allows too few
@@ -166,7 +166,7 @@ class TeacherServer:
         self.model = str(card.get("id") or self.tokenizer.vocabulary.model_id)
         length = card.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
-        self._allows_any_id = True  # the server's vocabulary can be wider
+        self._allows_any_id = True  # the server can have more ids than the local tokenizer
 
     async def difference(self, tokenizer: Tokenizer) -> str | None:
         """Compare the server's tokenizer with a local tokenizer.
@@ -192,7 +192,7 @@ class TeacherServer:
         )
 
     async def _text_difference(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-        """Compare the texts of tokens in a response with a local tokenizer."""
+        """Compare the texts of the tokens in a server's response with a local tokenizer."""
         request, max_bytes = self.format.request(self.model, ids, 1), len(ids) * 3 * ENTRY_BYTES
 
         async def response(**options: Any) -> bytes:
@@ -225,7 +225,7 @@ class TeacherServer:
     def findings(
         self, allowed: int, difference: str | None, wanted: int | None = None
     ) -> Iterator[ServerFinding]:
-        """Yield problems: too few candidates, or a wrong or missing tokenizer."""
+        """Yield a finding for too few candidates, and for a wrong or unchecked tokenizer."""
         teacher, form = self.tokenizer.vocabulary.model_id, self.format
         expected = DEFAULT_CANDIDATES if wanted is None else wanted
         if allowed < min(expected, len(self.tokenizer.table)):
@@ -250,8 +250,8 @@ class TeacherServer:
     async def _check_again(self) -> None:
         """Check the tokenizer again if a different server could have sent the last score.
 
-        A new connection can lead to a different server. A load balancer can also change the server
-        without a new connection, so a check expires.
+        A new connection can lead to a different server. A load balancer can also switch to a
+        different server without a new connection, so a check is valid for `CHECK_INTERVAL` seconds.
         """
         async with self._checking:
             before, at = self.last_check
@@ -264,7 +264,7 @@ class TeacherServer:
                 raise TeacherError(reason(error), is_away=True) from error
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
-                problem = f"it returned with a different tokenizer than {teacher}: {problem}"
+                problem = f"it now has a different tokenizer than {teacher}: {problem}"
                 raise TeacherError(problem)
             self.last_check = now
 
@@ -340,6 +340,6 @@ class TeacherServer:
 
 
 def _widest(scores: RankedTopK) -> int:
-    """Return the largest number of candidates in a row, without an appended realized token."""
+    """Return the largest number of candidates in a row, not counting an appended text token."""
     sizes = np.diff(scores.topk.starts)
     return int((sizes - (scores.ranks >= sizes)).max(initial=0))
