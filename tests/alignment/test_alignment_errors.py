@@ -12,7 +12,7 @@ ERRORS: Errors = {
             lambda: xtok.project_logprobs(
                 xtok.TokenAligner(bytes_pair()), [*b"12"], [*b"7"], [-1.0]
             ),
-            'the texts differ at byte 0, after "": the student has "12", the teacher "7"',
+            'the texts differ at byte 0, after "": the student has "12", the teacher has "7"',
         ),
     ],
     "use a teacher with byte tokens or a byte-level tokenizer": [

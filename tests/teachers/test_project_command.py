@@ -36,7 +36,7 @@ def test_project_prints_the_path_and_a_report(
     result = cli(*command, "out.parquet")
     assert (result.returncode, result.stdout) == (0, "out.parquet\n"), result.stderr
     assert "note: 6 documents; 224 of 227 student tokens have a target (98.7%), " in result.stderr
-    assert "not counting 6 first tokens of texts; mean rest: 14.0%\n" in result.stderr
+    assert "not counting the first tokens of 6 texts; mean rest: 14.0%\n" in result.stderr
     assert "note: the teacher needs 1.571 bits per byte for this text\n" in result.stderr
     about = pyarrow.parquet.read_schema(tmp_path / "out.parquet").metadata
     expected = {b"k": b"8", b"format_version": b"1", b"temperature": b"1.0", b"convention": b"T"}
@@ -84,7 +84,7 @@ def test_errors_name_the_wrong_argument(
     fail("out.jsonl", "out.parquet", "a.parquet", *models, "-o", "out.jsonl")
     fail("a.parquet is an input", "", "a.parquet", *models, "-o", "a.parquet")
     swapped = "a.parquet", *models[::-1], "-o", "out.parquet"
-    problem = "its ids fit the student, small-byte-level, but not the teacher, small-digits"
+    problem = "its ids match the student, small-byte-level, but not the teacher, small-digits"
     fail(problem, "the student first", *swapped)
     pyarrow.parquet.write_table(
         pyarrow.parquet.read_table(cache_file).drop_columns(["text"]), cache_file
@@ -104,7 +104,7 @@ def test_maps_of_another_direction(cli: Cli, small: Path, tmp_path: Path) -> Non
     student, teacher = "models/small-digits", "models/small-byte-level"
     works(cli("build", student, teacher, "-o", "forth.safetensors", "-q"))
     command = "project", "a.parquet", student, teacher, "-o", "out.parquet", "--map"
-    hint = "build --map from the teacher (rows) to the student (columns)"
+    hint = "for --map, build a map from the teacher (rows) to the student (columns)"
     fails(cli(*command, "forth.safetensors"), "forth.safetensors: ", hint)
     works(cli("build", teacher, student, "-o", "back.safetensors", "-q"))
     slots = ProjectionMap.load(tmp_path / "back.safetensors").scale_slot

@@ -264,15 +264,15 @@ ERRORS: Errors = {
         ),
         (
             lambda: answers({"text": "a"}),
-            "a.jsonl: neither Parquet nor responses with prompt_logprobs or meta_info; line "
-            "1 has: text",
+            "a.jsonl: the file contains neither Parquet nor responses with prompt_logprobs or "
+            "meta_info; line 1 contains: text",
         ),
         (
             lambda: projected(xtok.ProjectConfig(source="vllm")),
             "a.parquet: the file is Parquet, so it is not a vllm cache",
         ),
     ],
-    "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 from the server": [
+    "send requests with prompt_logprobs: K, return_token_ids: true and max_tokens: 1": [
         (
             lambda: answers(vllm(None, {"x": 1})),
             "a.jsonl, line 1, position 1: prompt_logprobs is not in vLLM's format",
@@ -296,7 +296,7 @@ ERRORS: Errors = {
             "the candidate has a different log-probability",
         ),
     ],
-    "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server": [
+    "send requests with return_logprob: true, logprob_start_len: 0 and top_logprobs_num: K": [
         (
             lambda: answers(
                 {
@@ -330,18 +330,18 @@ ERRORS: Errors = {
             "a.jsonl, line 2: the response is an error: too long",
         ),
     ],
-    "pass the teacher that made these ids, or remove its text and messages, so that the "
-    "text is decoded from the ids": [
+    "pass the teacher that made these ids, or remove the columns text and messages, so "
+    "that xtok decodes the ids": [
         (
             lambda: projected(text="abd"),
             "a.parquet, row 0: its ids do not spell its text; the first difference is at byte 2",
         ),
     ],
-    "pass the teacher and the template that made these ids, or remove its text and "
-    "messages, so that the text is decoded from the ids": [
+    "pass the teacher and the template that made these ids, or remove the columns text "
+    "and messages, so that xtok decodes the ids": [
         (
             lambda: projected(messages=[QUESTION], template="plain"),
-            "a.parquet, row 0: the teacher's template renders its messages to different ids",
+            "a.parquet, row 0: the teacher's template renders the row's messages to different ids",
         ),
     ],
     "write it to a file first; xtok reads the file more than once": [
@@ -365,7 +365,7 @@ ERRORS: Errors = {
                 cache_of(model="gpt"),
                 to_bytes("a.parquet", "a.jsonl", xtok.ProjectConfig(to="vllm")),
             ),
-            "a.parquet: the column 'model' has the name of a field of vLLM's responses",
+            "a.parquet: the column 'model' has the same name as a field of vLLM's responses",
         ),
     ],
     "drop the column, or convert it to strings or numbers": [
@@ -379,7 +379,7 @@ ERRORS: Errors = {
             "a.parquet: the column 'when' has the type binary, which JSON does not support",
         ),
     ],
-    "build back_map= from the teacher (rows) to the student (columns)": [
+    "for back_map=, build a map from the teacher (rows) to the student (columns)": [
         (
             lambda: (
                 (

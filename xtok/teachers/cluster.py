@@ -21,7 +21,7 @@ WAITING_PER_CORE = 4
 """Maximum number of unfinished tasks per core of the cluster."""
 
 MAX_RETRIES = 16
-"""Maximum number of retries of a task if its node or process is lost."""
+"""Maximum number of times that Ray restarts a task after its node or process failed."""
 
 CONNECT_TIMEOUT = 10.0
 """Seconds to wait for a TCP connection. Without this limit, Ray silently retries for minutes."""
@@ -49,13 +49,14 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
     """Make all parts of a job on a cluster, and return their summaries.
 
     Raises:
-        XtokError: if Ray or the cluster is not available, a node lacks a file or has different
-            packages or tokenizers, a task is lost, or the projection fails.
+        XtokError: if Ray or the cluster is not available, if a node lacks a file, if its packages
+            or tokenizers differ, if a task is lost, or if the projection fails.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
     with ray_connection(cluster.address) as ray, progress("projecting", job.size) as advance:
-        # Ray retries a task only if its node or process is lost. A task returns user errors.
+        # Ray retries a task only if its node or process is lost. It does not retry after user
+        # errors, because a task returns them as values.
         task = task_for(job.recipe["version"], job.recipe["libraries"])
         remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(task)
         shared = [ray.put((job.absolute(), cluster.absolute()))]
@@ -76,10 +77,11 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
 
 
 def task_for(xtok_version: str, libraries: dict[str, str]) -> Callable[[list[Any], int], Any]:
-    """Return the function that nodes run: it compares versions, then calls `_make_part`.
+    """Return the function that runs on the nodes.
 
-    Ray pickles a nested function by value, so it can run on a node without xtok. The job is passed
-    in a list, so that Ray does not unpickle the job before the versions are compared.
+    The function compares the versions of packages, then calls `_make_part`. Ray pickles a nested
+    function by value, so the function can run on a node without xtok. The job is passed in a list,
+    so that Ray does not unpickle the job before the versions are compared.
     """
 
     def checked_part(shared: list[Any], shard: int) -> Any:
@@ -126,7 +128,7 @@ def connect(ray: Any, address: str | None) -> None:
         raise XtokError(
             f"cannot connect to a Ray cluster at {address}: {_first_line(error)}",
             hint="start a cluster (ray start --head; on other nodes ray start --address "
-            "HOST:6379), set RAY_AUTH_MODE=token if it requires a token, or work on this machine",
+            "HOST:6379), set RAY_AUTH_MODE=token if it requires a token, or run without Ray",
         ) from error
 
 
@@ -137,10 +139,10 @@ def fetch_result(ray: Any, reference: Any) -> Any:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, OSError | MemoryError):
             raise error.cause from None
-        raise  # a bug, because tasks return user errors
+        raise  # a bug, because tasks return user errors as values
     except ray.exceptions.RayError as error:
         problem = f"the cluster lost a part of the work: {_first_line(error)}"
-        hint = "run the command again to resume; ray status lists the running nodes"
+        hint = "run the command again to resume; to list the running nodes, run ray status"
         raise XtokError(problem, hint=hint) from error
 
 
@@ -168,7 +170,7 @@ def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
     """Load the tokenizers once per process and job, and check that they match the job."""
     key = job.digest, cluster
     if key not in _translators:
-        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # a task has one core
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray assigns one core to each task
         _translators.clear()
         sides = zip((cluster.student, cluster.teacher), job.back_map.shape[::-1], strict=True)
         offline, trusts = cluster.offline, cluster.trust_remote_code

@@ -16,7 +16,7 @@ from xtok.predictions.topk import TopK
 from xtok.teachers.credit_kernels import weigh_by_prefix
 
 
-@np.errstate(all="ignore")  # tokens without a log-probability are NaN
+@np.errstate(all="ignore")  # NaN marks tokens without a log-probability
 def chunk_sums(
     chunk_ids: NDArray[np.int64], logprobs: NDArray[Any], size: int
 ) -> NDArray[np.float64]:
@@ -32,23 +32,24 @@ def prefix_weights(
     predictions: TopK,
     sums: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Compute the student tokens' weights in each chunk from the teacher's predictions of bytes.
+    """Compute the weight of each student token in its chunk from the teacher's predictions.
 
     C(b) is the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
-    2410.09303). It is estimated as the sum over the candidates that start with b. The probability
-    outside the candidates is spread evenly over all other tokens. This ignores other tokenizations
-    of the same bytes; `scripts/benchmark.py credit` measures the error.
+    2410.09303). The function estimates C(b) as the total probability of the candidates that start
+    with b, after it has spread the probability outside the candidates evenly over all other tokens.
+    This estimate ignores other tokenizations of the same bytes. `scripts/benchmark.py credit`
+    measures the error.
 
-    Token j of a chunk gets the probability C(s_1…s_j) / C(s_1…s_(j-1)). The last token gets the
-    remainder of the chunk's sum. If a teacher token has no candidates, all weights in its chunk are
-    equal.
+    If s_1, s_2, … are the byte strings of a chunk's student tokens, token j gets the probability
+    C(s_1…s_j) / C(s_1…s_(j-1)). The last token gets the remainder of the chunk's log-probability.
+    If a teacher token has no candidates, all weights in its chunk are equal.
 
     `chunk_ids` contains the chunk id of each student token and of each teacher token; the largest
     id means "no chunk". `sums`, `[chunks + 1]`, contains the log-probability of each chunk.
 
     Returns:
-        float64 `[student tokens]`, negative log-probabilities; 1 in chunks with only one student
-        token.
+        float64 `[student tokens]`, the negative log-probability of each token. The weight is 1 if
+        a chunk contains only one student token.
     """
     is_shared = np.bincount(chunk_ids[0], minlength=len(sums)) > 1
     is_shared[-1] = False
@@ -66,7 +67,7 @@ def prefix_weights(
     return weights
 
 
-@np.errstate(all="ignore")  # chunks without a sum are NaN
+@np.errstate(all="ignore")  # NaN marks chunks without a sum
 def shares(
     sums: NDArray[np.float64],
     chunk_ids: NDArray[np.int64],
@@ -79,17 +80,18 @@ def shares(
     sum.
 
     Args:
-        sums: `[chunks + 1]`, float32 values.
+        sums: `[chunks + 1]`, the sum of each chunk, rounded to float32.
         chunk_ids: `[all tokens]`, the chunk number of each token.
-        tokens: the indices of the tokens that get a share, ascending. For each chunk, they include
-            either all tokens or no token.
-        weights: `[all tokens]`, at least 0.
+        tokens: the indices of the tokens that get a share, in ascending order. The array contains
+            either all tokens of a chunk or no token of this chunk.
+        weights: `[all tokens]`, the weight of each token, at least 0.
     """
     token_share = np.zeros(len(chunk_ids), np.float32)
     total = np.bincount(chunk_ids, weights, len(sums))
     weights = np.where(total[chunk_ids] == 0, 1.0, weights)
     total = np.bincount(chunk_ids, weights, len(sums))
-    # Each share is the difference of two cumulative shares, which are multiples of the last bit.
+    # Each share is the difference between two cumulative shares. All cumulative shares are
+    # multiples of the last bit of the sum, so float32 represents their differences exactly.
     last_bit = np.ldexp(1.0, np.maximum(np.frexp(sums)[1] - 24, -149))
     whole = (sums == 0) | ~np.isfinite(sums)  # each token gets the whole sum
     so_far, sum_so_far = np.zeros_like(sums), np.zeros_like(sums)

@@ -22,7 +22,7 @@ from xtok.alignment.kernels import CONTROL
 
 @kernel
 def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type: ignore[no-untyped-def]
-    """Set the weight of each student token to −log of the probability of the token's bytes.
+    """Set the weight of each student token to the negative log-probability of its bytes.
 
     `by_bytes` contains the teacher's ids, sorted by the symbols of the tokens. `chunks` contains
     four arrays: the positions of the student's tokens, the start of each chunk in this array, and
@@ -34,12 +34,12 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
         teacher_rows = t_positions[t_bounds[c] : t_bounds[c + 1]]
         ends = np.cumsum(s.offsets[s.ids[student_rows] + 1] - s.offsets[s.ids[student_rows]])
         reached = _reached(ends, teacher_rows, t, by_bytes, predictions)
-        weights[student_rows] = 1.0  # equal shares if a row has no candidates
+        weights[student_rows] = 1.0  # default: equal shares, for example without candidates
         if reached[-1] == 0.0 or not np.isfinite(sums[c]):
             continue
         before = 0.0
         for j in range(len(student_rows) - 1):
-            # The whole chunk is one continuation of its first bytes, which gives a lower bound.
+            # The first bytes of a chunk are at least as likely as the whole chunk.
             now = min(before, max(np.log(reached[j]), sums[c]))
             weights[student_rows[j]] = before - now
             before = now
@@ -48,9 +48,10 @@ def weigh_by_prefix(s, t, by_bytes, predictions, chunks, sums, weights):  # type
 
 @inner_kernel
 def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-untyped-def]
-    """Return the probability of a chunk's bytes up to the end of each student token but the last.
+    """Return the probability of the chunk's bytes up to the end of each student token.
 
-    The probabilities are 0 if a teacher token of the chunk has no candidates.
+    The last student token is omitted. If a teacher token that starts before the last student token
+    has no candidates, all probabilities are 0.
     """
     reached, fits = np.zeros(len(ends) - 1), np.zeros(len(ends) - 1, np.int64)
     text = np.empty(ends[-1], np.uint16)
@@ -60,8 +61,8 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
             text[size] = t.symbols[x]
             size += 1
     # `path` is the probability of the chunk's teacher tokens before `position`, and `start` is the
-    # number of their bytes. At each position, reached[j] increases by the probability of the tokens
-    # that continue with the chunk's bytes at least up to the end of student token j.
+    # number of their bytes. At each position, the loop adds to reached[j] the probability of all
+    # tokens that match the chunk's bytes at least up to the end of student token j.
     path, start = 1.0, np.int64(0)
     for position in positions:
         first, end = predictions.starts[position], predictions.starts[position + 1]
@@ -78,7 +79,7 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         # of text tokens that are not candidates. The rest is spread evenly over these tokens.
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
-        for k in range(first, end + 1):  # the last step adds the token itself if it is no candidate
+        for k in range(first, end + 1):  # the last step adds `own` if it is not a candidate
             i, p = own, p_own
             if k < end:
                 i = predictions.ids[k]
@@ -119,7 +120,7 @@ def num_shared(data, start, end, text):  # type: ignore[no-untyped-def]
 def prefix_bound(data, offsets, order, prefix, behind):  # type: ignore[no-untyped-def]
     """Return the index of the first token in `order` that starts with a prefix.
 
-    If `behind` is True, return the index after the last such token.
+    If `behind` is True, return the index after the last token that starts with the prefix.
     """
     low, high = np.int64(0), np.int64(len(order))
     while low < high:

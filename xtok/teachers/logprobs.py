@@ -26,14 +26,14 @@ from xtok.teachers.credit import chunk_sums, prefix_weights, shares
 from xtok.tokenizers.display import escape
 
 SHOWN_AROUND = 24
-"""Number of characters that errors print on each side of the first difference of two texts."""
+"""Number of characters that an error prints before and after the first difference of two texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class StudentCredit:
     """Credit in proportion to the student's log-probabilities."""
 
-    logprobs: Any  # in the shape of the student's ids; None or NaN for tokens without a score
+    logprobs: Any  # same shape as the student's ids; None or NaN for tokens without a score
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,8 @@ class PrefixCredit:
     """Credit according to the teacher's candidates (most accurate); see `prefix_weights`.
 
     Both arrays have the shape of the teacher's ids and an additional last dimension K. The
-    candidates can include the token of the text. A log-probability of −inf or NaN marks padding.
+    candidates can include the token that occurs in the text. A log-probability of −inf or NaN marks
+    padding.
     """
 
     ids: Any
@@ -53,7 +54,10 @@ Credit: TypeAlias = Literal["uniform"] | StudentCredit | PrefixCredit
 
 @dataclass(frozen=True, eq=False)
 class ProjectedLogprobs:
-    """A teacher's log-probabilities for the student's tokens, in the shape of the student's ids."""
+    """A teacher's log-probabilities for the student's tokens.
+
+    Both fields have the same shape as the student's ids.
+    """
 
     logprobs: Any  # float32 [S] or [B, S], or a list of [S]; 0 where not valid
     valid: Any  # bool, True for tokens that got a share of a log-probability
@@ -83,22 +87,23 @@ def project_logprobs(
         aligner: aligner of the two tokenizers.
         student_ids: a text in the student's tokens.
         teacher_ids: the same text in the teacher's tokens.
-        teacher_logprobs: log p(token t | preceding tokens), in the shape of `teacher_ids`. Values
-            of the first token and outside `response_mask` can be None or NaN (not scored). A chunk
-            with such a value is not valid, nor is a chunk with −9999.0, which servers return for
-            −∞.
+        teacher_logprobs: the log-probability of each teacher token, given the preceding tokens, in
+            the same shape as `teacher_ids`. None or NaN marks a token without a score; this is
+            allowed for the first token and outside `response_mask`. A chunk is not valid if it
+            contains such a token, or the value −9999.0, which servers return for −∞.
         credit: `"uniform"` for equal shares, a `StudentCredit`, or a `PrefixCredit`.
         attention_masks: the masks of the student's and the teacher's batch, 0 for padding. By
             default, tokens with the role pad are padding.
-        response_mask: in the shape of `student_ids`, True for tokens that can be valid. A chunk is
-            not valid if the mask excludes one of its student tokens.
-        partial: skip chunks where the texts differ, instead of raising an error. There is no error
-            if one text is a prefix of the other, or if U+FFFD replaces bytes that are not UTF-8.
+        response_mask: a mask with the same shape as `student_ids`, True for tokens that can be
+            valid. A chunk is not valid if the mask excludes one of its student tokens.
+        partial: whether to skip chunks in which the texts differ. If False, a difference is an
+            error, unless one text is a prefix of the other, or U+FFFD replaces bytes that are not
+            UTF-8.
 
     Raises:
-        XtokError: if the texts differ.
-        ValueError: if a log-probability is positive or missing, shapes do not match, an id is
-            unknown, or candidates occur twice or sum to more than 1.
+        XtokError: if the texts differ and `partial` is False.
+        ValueError: if a log-probability is positive or missing, if shapes do not match, if an id is
+            unknown, if a candidate occurs twice, or if candidates sum to more than 1.
     """
     if not (isinstance(credit, StudentCredit | PrefixCredit) or credit == "uniform"):
         raise ValueError(f"credit is {credit!r}, expected 'uniform', StudentCredit or PrefixCredit")
@@ -106,7 +111,7 @@ def project_logprobs(
     teacher = Sequences(aligner.teacher, teacher_ids, attention_masks[1])
     alignment = aligner.align_sequences(student, teacher)
     s_chunks, t_chunks = alignment.numbers(np.diff(student.bounds), np.diff(teacher.bounds))
-    # [chunks + 1], whether the tokens of a chunk can be valid; the last number means "no chunk"
+    # [chunks + 1], whether the tokens of a chunk can be valid; the last entry means "no chunk"
     shared = np.append(alignment.is_correct, False)
     if not partial:
         is_outside = ~shared[s_chunks], ~shared[t_chunks]
@@ -140,9 +145,9 @@ def _exclude_unscored(
     values: NDArray[np.float64],
     is_unscored: NDArray[np.bool_],
 ) -> None:
-    """Exclude chunks with a placeholder or an unscored first token, in place.
+    """Set `shared` to False for chunks with a placeholder or an unscored first token, in place.
 
-    Raise an error if another token in a remaining chunk has no score.
+    Raise an error if a remaining chunk contains a token without a score.
     """
     is_first = np.isin(np.arange(len(values)), document_starts(rows.bounds))
     shared[chunk_ids[is_placeholder(values) | (is_unscored & is_first)]] = False
@@ -171,9 +176,10 @@ def _predictions(
     values = _logprobs("candidates", credit.logprobs, teacher, ndim=2)
     token_ids = teacher.values("candidates", credit.ids, np.int64, ndim=2)
     if token_ids.shape != values.shape:
-        problem = f"ids have shape {token_ids.shape}, but log-probabilities {values.shape}"
-        raise ValueError(f"candidates: {problem}")
-    known, own = ~np.isnan(values), realized.astype(np.float32)  # −∞ is impossible, not unknown
+        shapes = f"{token_ids.shape} for ids, but {values.shape} for log-probabilities"
+        raise ValueError(f"candidates: expected equal shapes, not {shapes}")
+    # NaN marks padding. −∞ is a known log-probability, so these candidates are kept.
+    known, own = ~np.isnan(values), realized.astype(np.float32)
     unknown = np.full(len(own), np.nan, np.float32)
     candidates = TopK(
         teacher.ids, teacher.bounds, offsets_of(known.sum(1)), token_ids[known],
@@ -208,16 +214,17 @@ def _require_one_text(
             raise XtokError(
                 f"the texts{place} differ at byte {len(common.encode())}, after "
                 f'"{escape(common[-SHOWN_AROUND:].encode())}": the student has '
-                f"{_excerpt(student, teacher)}, the teacher {_excerpt(teacher, student)}",
+                f"{_excerpt(student, teacher)}, the teacher has {_excerpt(teacher, student)}",
                 hint="score the text that the student wrote, or skip differences with {option}True",
                 parameter="partial",
             )
 
 
 def _difference(student: bytes, teacher: bytes) -> tuple[str, str, str] | None:
-    """Return the common prefix and the remainders of two texts; None if one text is a prefix.
+    """Return the common prefix of two texts, and the remainder of each text.
 
-    Bytes that are not UTF-8 are treated as U+FFFD. An incomplete character at the end is ignored.
+    Return None if one text is a prefix of the other. Bytes that are not UTF-8 are treated as
+    U+FFFD. An incomplete character at the end is ignored.
     """
     decoder = codecs.getincrementaldecoder("utf-8")
     texts = [decoder("replace").decode(text) for text in (student, teacher)]

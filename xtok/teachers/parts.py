@@ -2,8 +2,8 @@
 
 A part contains a header, Arrow streams with rows, an empty stream with the totals in its metadata,
 and a digest. The digest covers the job, the shard's number and all bytes, so a damaged part or a
-part of another job is never used. (A Parquet file has no checksum, and its first rows determine the
-columns.)
+part of another job is never used. Parts are not Parquet files, because a Parquet file has no
+checksum, and later rows cannot add columns to it.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ class Totals:
     documents: int = 0
     teacher_tokens: int = 0
     student_tokens: int = 0
-    first_tokens: int = 0  # number of student tokens at the start of a text
+    first_tokens: int = 0  # number of texts without a prediction for the first student token
     targets: int = 0  # number of student tokens with a prediction
     rests: int = 0  # number of predictions with a known rest
     rest: float = 0.0  # sum of the known rests
-    bits: float = 0.0  # bits of the text according to the teacher
-    num_bytes: int = 0  # bytes of the text that `bits` covers
-    bounded: int = 0  # teacher tokens for which `bits` contains only a lower bound
-    unmasked_chats: int = 0  # documents with several turns in which all tokens are targets
+    bits: float = 0.0  # number of bits that the teacher needs for the text
+    num_bytes: int = 0  # number of bytes of the text that `bits` covers
+    bounded: int = 0  # number of teacher tokens for which `bits` contains only a lower bound
+    # number of documents with several turns in which all tokens are targets
+    unmasked_chats: int = 0
 
     @classmethod
     def sum_of(cls, totals: Iterable[Totals]) -> Totals:
@@ -116,7 +117,7 @@ class ProjectJob:
 def parts_recipe(
     pair: Pair, inputs: Sequence[Cache], map_digest: str, config: ProjectConfig
 ) -> Recipe:
-    """Return everything that determines the bytes of a job's parts, as JSON values."""
+    """Return all data that determine the bytes of a job's parts, as JSON values."""
     files = dict.fromkeys(path for cache in inputs for path in cache.files)
     options = asdict(replace(config, to="neutral", student_template=None, teacher_template=None))
     return {
@@ -224,7 +225,8 @@ def make_part(
 ) -> PartSummary:
     """Make the part of a shard and return its summary. An existing part is kept.
 
-    `advance` is called with the number of bytes read and the number of tokens made.
+    `advance` is called with the number of bytes that were read, and the number of tokens that were
+    written.
     """
     if (summary := read_summary(job, shard)) is not None:
         advance(job.shards[shard][1].size, 0)
@@ -269,13 +271,16 @@ def read_tables(job: ProjectJob, shard: int) -> Iterator[Any]:
     """
     tables = _streams(job, shard)
     if (first := next(tables, None)) is None:
-        hint = "run the command again, which rebuilds this part and keeps the other parts"
+        hint = "run the command again to rebuild this part; the other parts are kept"
         raise XtokError(f"the part {job.part(shard)[0]} changed after it was written", hint=hint)
     yield from filter(len, chain([first], tables))  # the last stream contains only the totals
 
 
 def _streams(job: ProjectJob, shard: int) -> Iterator[Any]:
-    """Yield a part's tables, then an empty table with the totals; nothing if it is unusable."""
+    """Yield a part's tables, then an empty table with the totals in its metadata.
+
+    If the part is missing or damaged, yield nothing.
+    """
     arrow = need("pyarrow", "a part")
     with opened_sealed(*job.part(shard)) as file:
         if file is None:
@@ -309,7 +314,7 @@ def one_schema(schemas: Sequence[Any]) -> Any:
 def _totals(rows: Documents, student_rows: Documents, table: TokenTable) -> Totals:
     """Count the predictions, and compute the bits that the teacher needs for the text.
 
-    If the probability of a token is unknown, the rest of its row is an upper bound.
+    If the probability of a token is unknown, the rest of its row is used, which is an upper bound.
     """
     teacher, projected = rows.topk, student_rows.topk
     is_end = np.isin(teacher.token_ids, table.roles.get("turn_end", ())) & (rows.loss_mask is None)

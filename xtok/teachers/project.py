@@ -44,7 +44,10 @@ _FIRST_LOOK = 1 << 16
 """Number of candidates of each file that are checked before the work starts."""
 
 CANDIDATES_PER_GROUP = 1 << 20
-"""Number of candidates per row group in formats of fixed width. Writing a group needs 40 MB."""
+"""Number of candidates per row group, in formats with equally many candidates in each row.
+
+Writing a row group needs 40 MB of memory.
+"""
 
 MAX_LIST_LENGTH = (1 << 31) - 1
 """Maximum length of an Arrow list."""
@@ -63,7 +66,7 @@ class Projected:
     documents: int
     teacher_tokens: int
     student_tokens: int
-    first_tokens: int  # number of student tokens at the start of a text, which cannot be predicted
+    first_tokens: int  # number of texts without a prediction for the first student token
     targets: int  # number of student tokens with a prediction
     mean_rest: float | None  # None if the teacher's candidates were renormalized
     teacher_bits_per_byte: float | None  # bits per byte of the text
@@ -79,7 +82,7 @@ class Projected:
         rest = "unknown" if self.mean_rest is None else percent(self.mean_rest)
         lines = [
             f"{self.documents:,} documents; {self.targets:,} of {tokens:,} student tokens have a "
-            f"target ({share}), not counting {self.first_tokens:,} first tokens of texts; mean "
+            f"target ({share}), not counting the first tokens of {self.first_tokens:,} texts; mean "
             f"rest: {rest}"
         ]
         if (bits := self.teacher_bits_per_byte) is not None:
@@ -112,7 +115,8 @@ def project(
         output: a path that ends in `.parquet`, or in `.jsonl` for the format `vllm`.
         config: the options; None uses the defaults.
         back_map: a map from the teacher (rows) to the student (columns), or its path.
-            `xtok.get_map(pair.reversed, config=xtok.config.BACK_MAP)` builds a suitable map once.
+            `xtok.get_map(pair.reversed, config=xtok.config.BACK_MAP)` builds a suitable map, and
+            reuses it in later calls.
         cluster: a Ray cluster that does the work; None uses this process.
         progress: called while files are converted.
         note: called with messages about assumptions, the map and resumed work.
@@ -174,8 +178,8 @@ def _report(target: Path, pair: Pair, summaries: Sequence[PartSummary]) -> Proje
     if totals.unmasked_chats:
         notes.append(
             f"{plural(totals.unmasked_chats, 'row')} with several turns could not be parsed as "
-            "conversations, so all their tokens are targets; store messages or loss_mask as a "
-            "column, or set the chat templates"
+            "conversations, so all their tokens are targets; add a column with the name messages "
+            "or loss_mask, or set the chat templates"
         )
     if not totals.targets:
         notes.append("no student token has a prediction")
@@ -221,7 +225,7 @@ def open_caches(
     if not opened:
         raise XtokError("the files contain no rows", hint="pass a cache with at least one row")
     if len({cache.renormalized for cache in opened}) > 1:
-        problem = "only some of the files are renormalized"
+        problem = "only some of the files contain renormalized probabilities"
         raise XtokError(problem, hint="project the files one at a time")
     parts.one_schema(columns)
     return tuple(opened)
@@ -239,7 +243,7 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
             f"the student, {pair.student.model_id}, but not the teacher, {pair.teacher.model_id}"
         )
         hint = "pass the student first, then the teacher that made these predictions"
-        raise cache_error(cache.path, f"its ids fit {names}: the sides may be swapped", hint)
+        raise cache_error(cache.path, f"its ids match {names}; the sides may be swapped", hint)
     cache.check(rows, teacher.vocabulary)
     if "normalized" not in cache.footer and is_renormalized(rows.topk, teacher.vocabulary):
         note(
@@ -251,7 +255,10 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
 
 
 def _fits(tokenizer: Tokenizer, rows: Documents) -> bool:
-    """Whether a tokenizer contains all ids, and decodes the first row to its text, if any."""
+    """Whether a tokenizer contains all ids, and decodes the ids of row 0 to the row's `text`.
+
+    If the row has no `text`, only the ids are checked.
+    """
     topk, width = rows.topk, len(tokenizer.table)
     if not all(((ids >= 0) & (ids < width)).all() for ids in (topk.token_ids, topk.ids)):
         return False
@@ -263,7 +270,7 @@ def _fits(tokenizer: Tokenizer, rows: Documents) -> bool:
 def _check_json(path: Path, columns: Mapping[str, Any]) -> None:
     for name, values in columns.items():
         if name in FIELDS:
-            problem = f"the column {name!r} has the name of a field of vLLM's responses"
+            problem = f"the column {name!r} has the same name as a field of vLLM's responses"
             raise cache_error(path, problem, "drop or rename the column")
         if not _is_json(values.type):
             problem = f"the column {name!r} has the type {values.type}, which JSON does not support"

@@ -1,4 +1,4 @@
-"""Project a teacher's predictions from its own tokens to the student's tokens."""
+"""Project a teacher's predictions from the teacher's tokens to the student's tokens."""
 
 from __future__ import annotations
 
@@ -20,56 +20,62 @@ from xtok.teachers.stems import StemCache, crossable_boundaries
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenType
 
-_MAX_ROWS = 1 << 16  # of a block
-_MAX_CANDIDATES = 1 << 22  # of a block, 34 MB
-_MIN_MISSING = 1 << 18  # keys of missing stems that a thread can collect in a turn
+_MAX_ROWS = 1 << 16  # maximum number of rows in a block
+_MAX_CANDIDATES = 1 << 22  # maximum number of candidates in a block, 34 MB
+_MIN_MISSING = 1 << 18  # minimum space for keys of missing stems, per thread and turn
 
 
 class TokenPositions(NamedTuple):
     """The position of each student token in the teacher's tokens, and the chunk of each token."""
 
-    position: NDArray[np.int64]  # [S], teacher token with the first byte; −1 if the texts differ
+    # [S], index of the teacher token that contains the student token's first byte; −1 if the texts
+    # differ
+    position: NDArray[np.int64]
     inside: NDArray[np.int64]  # [S], offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [S], whether both tokens start at the same byte
-    s_chunks: NDArray[np.int64]  # [S], chunk
-    t_chunks: NDArray[np.int64]  # [T], chunk
+    s_chunks: NDArray[np.int64]  # [S], chunk number of each student token
+    t_chunks: NDArray[np.int64]  # [T], chunk number of each teacher token
     num_chunks: int  # number of chunks + 1; the last chunk number means "no chunk"
 
 
 class Projector:
     """Projects predictions for a pair of tokenizers with a map from the teacher to the student.
 
-    - If a student token and a teacher token start at the same byte, the map converts the teacher's
-      candidates, except the token of the text. The token of the text is joined with each candidate
-      for the next token, and spelled in student tokens. The loop ends when no longer student token
-      starts with the text so far.
-    - If a student token starts inside a teacher token, only candidates count that begin with the
-      same bytes as the teacher token. The student spells the remaining bytes of these candidates.
+    A *realized token* is a token that occurs in the text. Every other candidate is an alternative.
 
-    In these two examples, a student token starts in teacher token number `position`, at the byte
-    offset `inside`:
+    - If a student token and a teacher token start at the same byte, the map converts the
+      alternatives. The realized token is joined with each candidate for the next teacher token, and
+      the student spells the joined bytes. This step is repeated along the text, as long as the
+      joined realized tokens are a prefix of a longer student token.
+    - If a student token starts inside a teacher token, only the candidates that begin with the same
+      bytes as the teacher token contribute. The student spells the remaining bytes of these
+      candidates.
+
+    In these two examples, each student token starts in the teacher token with the index `position`,
+    at the byte offset `inside`:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
         position   0 0  1              0    2
         inside     0 1  0              0    0
 
-    On the left, consider the student token `01`. The candidate `201` predicts `01`, the candidate
-    `20` predicts `0`, and the candidate `2` predicts no token. On the right, consider the student
-    token `201`. The map converts the candidate `3`. The token `2` of the text is joined with each
-    candidate for the next teacher token, `01`.
+    In the left example, consider the student token `01`. The candidate `201` predicts `01`, and the
+    candidate `20` predicts `0`. The candidate `2` predicts no token, because its continuation is
+    unknown. In the right example, consider the student token `201`. The map converts the
+    alternatives, for example the candidate `3`. The realized token `2` is joined with each
+    candidate for the next teacher token, for example with `01`.
 
     The rest of a row contains the probability of candidates beyond `top_k`, of bytes that the
-    student cannot spell, and of unknown continuations. Spellings are cached. Only one call at a
-    time is allowed.
+    student cannot spell, and of unknown continuations. Spellings are cached. Do not call a
+    projector from several threads at the same time.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
         back_map: a map from the teacher (rows) to the student (columns), without scale slots; see
             `xtok.config.BACK_MAP`.
         num_threads: the number of threads; None uses one per available core.
-        along_path: whether the token of the text is combined with the next predictions. If False,
-            the map also converts the token of the text.
+        along_path: whether the realized token is joined with candidates for the next token. If
+            False, the map also converts the realized token.
 
     Raises:
         ValueError: if the widths of the map and the pair differ, or if the map has scale slots.
@@ -116,8 +122,8 @@ class Projector:
             top_k: maximum number of candidates per row. Other candidates are added to the rest.
 
         Returns:
-            the predictions. `realized_logprob` is the token's share of the log-probability of its
-            chunk; see `prefix_weights`.
+            the predictions. `realized_logprob` contains each token's share of the log-probability
+            of its chunk; see `prefix_weights`.
         """
         student = self.aligner.student.flat(student_ids, student_bounds)
         texts = self.aligner.teacher.flat(teacher.token_ids, teacher.bounds)
@@ -197,7 +203,7 @@ class Projector:
     def _credit(
         self, student: FlatIds, teacher: FlatIds, predictions: TopK, positions: TokenPositions
     ) -> NDArray[np.float32]:
-        """Return each student token's share of its chunk's log-probability, or NaN."""
+        """Return each student token's share of its chunk's log-probability; NaN if unknown."""
         *_, s_chunks, t_chunks, size = positions
         is_shared = positions.position >= 0
         sums = chunk_sums(t_chunks, predictions.realized_logprob, size)
@@ -210,7 +216,7 @@ class Projector:
 def _teacher_tokens(pair: Pair, back_map: ProjectionMap) -> kernels.TeacherTokens:
     _, teacher = pair.tables
     ends_in_space, may_join = crossable_boundaries(pair)
-    # [nnz, 2], the student id and the weight of each entry, so that both are in one cache line
+    # [nnz, 2], the student id and the weight of each entry; adjacent, so in the same cache line
     entries = np.stack([back_map.teacher_ids, back_map.weights.view(np.int32)], 1)
     return kernels.TeacherTokens(
         data=np.ascontiguousarray(teacher.data),

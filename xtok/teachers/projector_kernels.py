@@ -24,30 +24,30 @@ from xtok._lib.kernels import inner_kernel, kernel
 from xtok.teachers.credit_kernels import num_shared
 from xtok.teachers.stem_kernels import child_key, find_stem, root_key
 
-NEGLIGIBLE = 2.0**-24  # half a float32 step at 1; smaller contributions go to the rest
+NEGLIGIBLE = 2.0**-24  # smaller contributions are added to the rest; float32 rounds 1 + 2**-24 to 1
 
 RESPLIT_RATE = 0.01
-"""Assumed probability that the student, in a text, splits a teacher token at a byte where it does
-not split the isolated token. Measured: 0.4 to 3 % for SmolLM2, Llama 3 and Qwen with the tokens of
-Gemma 3, on manual pages in four languages and on Python.
+"""Assumed probability that the student splits a teacher token in a text at a byte at which it does
+not split the isolated token. The measured probability was 0.4 to 3 % for the students SmolLM2,
+Llama 3 and Qwen with the tokens of Gemma 3, in manual pages in four languages and in Python code.
 """
 CLOSE_RATIO = 1 + 2.0**-9
-"""Two probabilities (down to e**-8192) with at least this ratio have different float32
-logarithms."""
-BUCKETS = 1024  # buckets of probabilities; the lowest bucket contains all values below 2**-64
+"""If the ratio of two probabilities is at least this value, their float32 logarithms differ. This
+holds for probabilities down to e**-8192."""
+BUCKETS = 1024  # number of buckets; the lowest bucket contains all probabilities below 2**-64
 
 
 class TeacherTokens(NamedTuple):
-    """A teacher's tokens, the rows of the map, and where student tokens can cross boundaries."""
+    """A teacher's tokens, the rows of the map, and the boundaries that student tokens can cross."""
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_teacher + 1]
     is_text: NDArray[np.bool_]  # [V_teacher], whether the token has bytes
-    ends_text: NDArray[np.bool_]  # [V_teacher], whether it is a control token
+    ends_text: NDArray[np.bool_]  # [V_teacher], whether the token is a control token
     ends_in_space: NDArray[np.bool_]  # [V_teacher], see `crossable_boundaries`
-    row_bounds: NDArray[np.int64]  # [V_teacher + 1], rows of the map
+    row_bounds: NDArray[np.int64]  # [V_teacher + 1], bounds of the map's rows
     columns: NDArray[np.int32]  # [2 * nnz], student id of entry k at 2 * k
-    weights: NDArray[np.float32]  # [2 * nnz], same memory, weight of entry k at 2 * k + 1
+    weights: NDArray[np.float32]  # [2 * nnz], weight of entry k at 2 * k + 1, in the same memory
     may_join: NDArray[np.bool_]  # [256, 256], see `crossable_boundaries`
     num_texts: int  # number of tokens with bytes
 
@@ -58,23 +58,23 @@ class RowBlock(NamedTuple):
     position: NDArray[np.int64]  # [rows], teacher token at the first byte of the student token
     inside: NDArray[np.int64]  # [rows], offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [rows], whether both tokens start at the same byte
-    path_end: NDArray[np.int64]  # [rows], end of the teacher tokens that can be on the path
+    path_end: NDArray[np.int64]  # [rows], index of the teacher token where `_follow_path` stops
     token_ids: NDArray[np.int32]  # [rows], student token
     size: NDArray[np.int64]  # [rows], number of candidates; −1 if the row is unfinished
     ids: NDArray[np.int32]  # [rows, top_k]
     logprobs: NDArray[np.float32]  # [rows, top_k]
     rest_logprob: NDArray[np.float32]  # [rows]
-    realized_logprob: NDArray[np.float32]  # [rows], of the student token, or NaN
+    realized_logprob: NDArray[np.float32]  # [rows], for the student token; NaN if unknown
 
 
 class Scratch(NamedTuple):
     """Working memory of one thread for one row."""
 
     mass: NDArray[np.float64]  # [V_student], probability of each token; 0 between rows
-    tokens: NDArray[np.int32]  # [V_student + 1], tokens with a probability
-    values: NDArray[np.float64]  # [V_student + 1], their probabilities
-    kept: NDArray[np.int32]  # [V_student + 1], positions of the heaviest tokens
-    order: NDArray[np.int32]  # [V_student + 1], the same positions, sorted
+    tokens: NDArray[np.int32]  # [V_student + 1], tokens with a probability above 0
+    values: NDArray[np.float64]  # [V_student + 1], the probabilities of `tokens`
+    kept: NDArray[np.int32]  # [V_student + 1], indices of the most likely entries of `tokens`
+    order: NDArray[np.int32]  # [V_student + 1], the indices in `kept`, most likely first
     starts: NDArray[np.int64]  # [BUCKETS], start of each bucket in `order`; 0 between rows
     missing: NDArray[np.int64]  # see `find_stem`
 
@@ -92,10 +92,11 @@ def project_rows(arrays, todo, is_same, top_k, width, max_missing):  # type: ign
 
     `arrays` contains a `TeacherTokens`, the predictions as `TopK`, a `StemTable`, and a `RowBlock`,
     which receives the results. If a row needs a stem that is not in the `StemTable`, the row stays
-    unfinished. The kernel stops early if `max_missing` keys might not suffice.
+    unfinished. The kernel stops before a row that could raise the number of missing keys to more
+    than `max_missing`.
 
-    A row with K = 64 takes 7 to 10 µs, mostly to read rows of the map. Spelling new stems takes the
-    same time again (`scripts/benchmark.py serving`).
+    A row with K = 64 candidates takes 7 to 10 µs, mostly for reading rows of the map. If stems are
+    new, spelling them doubles this time (`scripts/benchmark.py serving`).
     """
     teacher, predictions, _, rows = arrays
     scratch = Scratch(
@@ -124,7 +125,7 @@ def project_rows(arrays, todo, is_same, top_k, width, max_missing):  # type: ign
         if is_full or missing[0] > num_missing:
             continue
         scale = 1.0
-        if u > 0:  # condition on the text's bytes before this row
+        if u > 0:  # divide by the probability of the teacher token's first u bytes
             total = rest + contributions.amount[:count].sum()
             scale = 1.0 / total if total > 0.0 else 0.0
             rest *= scale
@@ -165,12 +166,13 @@ def _project_candidates(inputs, x, contributions):  # type: ignore[no-untyped-de
     """Add a contribution for each candidate of a row, except the realized token.
 
     The rest is spread evenly over the tokens that are not candidates. If the student token starts
-    inside the teacher token, only tokens that begin with the same bytes count.
+    inside the teacher token, only tokens that begin with the same bytes contribute.
 
     Returns:
         the number of contributions, the realized token's probability, and the rest.
     """
-    # Local variables, because access through the tuple would count references within loops.
+    # Copy the arrays to local variables. Otherwise, each access to the tuple in the loops would
+    # update a reference count.
     teacher, predictions, stems, rows, missing = inputs
     destination, amount = contributions
     j, u, is_aligned = rows.position[x], rows.inside[x], rows.is_aligned[x]
@@ -217,8 +219,9 @@ def _project_candidates(inputs, x, contributions):  # type: ignore[no-untyped-de
         amount[count] = p
         count += 1
     if u > 0:
-        # `num_same_start` tokens start with the text's first u bytes, and `fitting` of them are
-        # candidates. `listed` is the number of all candidates with bytes.
+        # `num_same_start` is the number of teacher tokens that start with the first u bytes, and
+        # `fitting` is the number of these tokens that are candidates. `listed` is the number of all
+        # candidates with bytes.
         e = find_stem(slots, keys, root_key(t, u), missing)
         if e >= 0:
             rest *= max(0, stems.num_same_start[e] - fitting) / max(1, teacher.num_texts - listed)
@@ -227,10 +230,10 @@ def _project_candidates(inputs, x, contributions):  # type: ignore[no-untyped-de
 
 @inner_kernel
 def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-untyped-def]
-    """Follow the tokens of the text while a longer student token can match.
+    """Follow the realized tokens while a longer student token can match.
 
-    At each step, the next token's candidates are joined with the text so far, except the next token
-    of the text, which extends the path.
+    At each step, the bytes so far are joined with each candidate for the next token. The next
+    realized token is an exception: it extends the path.
 
     Returns:
         the contributions, their number, whether the rests of all predictions are known, and whether
@@ -246,8 +249,8 @@ def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-u
     is_known, t = True, token_ids[j]
     key = root_key(t, u)
     # At the start of each step, `key` is the key of the text's bytes from the row's first byte to
-    # the end of token t at position j. `on_path` is the product of the realized tokens'
-    # probabilities up to there, and is not yet assigned to a destination.
+    # the end of token t at position j. `on_path` is the product of the probabilities of the
+    # realized tokens up to this position. It is not yet assigned to a destination.
     while on_path > 0.0:
         e = find_stem(slots, keys, key, missing)
         if e < 0:
@@ -306,7 +309,7 @@ def _resplit_factor(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _with_room(contributions, count, more):  # type: ignore[no-untyped-def]
-    """Return arrays with the first `count` contributions and room for `more`."""
+    """Return arrays with the first `count` contributions, and room for `more` contributions."""
     size = count + more
     if size <= len(contributions.amount):
         return contributions
@@ -318,7 +321,7 @@ def _with_room(contributions, count, more):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _add_up(teacher, contributions, size, scale, rest, mass, tokens):  # type: ignore[no-untyped-def]
-    """Add up the contributions by student token. Returns the number of tokens, and the rest."""
+    """Add up the contributions to each student token. Return the number of tokens, and the rest."""
     row_bounds, columns, weights = teacher.row_bounds, teacher.columns, teacher.weights
     destination, amount = contributions
     count = np.uint64(0)  # unsigned, so that Numba generates no code for negative indices
@@ -340,7 +343,7 @@ def _add_up(teacher, contributions, size, scale, rest, mass, tokens):  # type: i
                 p -= q
                 column = np.uint32(columns[k + k])
                 before = mass[column]
-                tokens[count] = column  # branchless, because the branch is unpredictable
+                tokens[count] = column  # no branch, because a CPU could not predict it
                 count += np.uint64(before == 0.0)
                 mass[column] = before + q
             rest += p
@@ -349,7 +352,9 @@ def _add_up(teacher, contributions, size, scale, rest, mass, tokens):  # type: i
 
 @inner_kernel
 def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
-    """Sort the `top_k` most likely tokens into `order`, ties by id, and return their number.
+    """Sort the `top_k` most likely tokens into `order`, and return the number of these tokens.
+
+    Ties are broken by the lower id.
 
     To find the best 64 of 64 to 800 tokens, a bucket sort (16 buckets per octave) takes 1 µs, a
     heap takes 3 to 11 µs, and a full sort takes 2 to 38 µs.
@@ -382,7 +387,7 @@ def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
-    """Return the bucket just below the bucket of the `top_k`th largest value.
+    """Return the bucket directly below the bucket that contains the `top_k`th largest value.
 
     After rounding, values in the returned bucket can equal the `top_k`th largest value.
     """
@@ -401,7 +406,10 @@ def _lowest_bucket(bits, count, top_k):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _is_better(tokens, values, a, b):  # type: ignore[no-untyped-def]
-    """Whether a is more likely than b after rounding, or equally likely with a lower id."""
+    """Whether the token at index `a` is more likely after rounding than the token at index `b`.
+
+    Of equally likely tokens, the token with the lower id is better.
+    """
     p, q = values[a], values[b]
     is_close = p < CLOSE_RATIO * q and q < CLOSE_RATIO * p
     if is_close and (p == q or _rounded(p) == _rounded(q)):
@@ -422,7 +430,10 @@ def _edge(bucket):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _write(rows, x, scratch, size, count, rest):  # type: ignore[no-untyped-def]
-    """Write the first `size` tokens in order. Returns the rest, including the remaining tokens."""
+    """Write the first `size` tokens in `order`.
+
+    Return the rest, including the probabilities of all other tokens.
+    """
     _, tokens, values, _, order, _, _ = scratch
     for n in range(size):
         rows.ids[x, n] = tokens[order[n]]

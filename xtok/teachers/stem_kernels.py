@@ -10,7 +10,7 @@ import numpy as np
 from xtok._lib.kernels import inner_kernel, kernel
 from xtok.teachers.credit_kernels import num_shared, prefix_bound
 
-ROOT = 62  # bit that marks the key of a root
+ROOT = 62  # index of the bit that marks the key of a root
 ID_BITS = 24  # number of bits of a teacher id in a key, enough for `MAX_WIDTH`
 
 
@@ -30,7 +30,8 @@ def child_key(e, t):  # type: ignore[no-untyped-def]
 def find_stem(slots, keys, key, missing):  # type: ignore[no-untyped-def]
     """Return the stem of a key, or −1 if there is no such stem.
 
-    A missing key is added to `missing`, which contains the number of keys, then the keys.
+    If there is no such stem, the key is added to `missing`. This array starts with the number of
+    missing keys, followed by the keys.
     """
     e = slots[_slot(slots, keys, key)]
     if e < 0:
@@ -58,14 +59,16 @@ def _slot(slots, keys, key):  # type: ignore[no-untyped-def]
 
 @kernel
 def compare_pairs(student, stems, pairs, teacher_data):  # type: ignore[no-untyped-def]
-    """Compare pairs of a stem and a following teacher token with the student's tokens.
+    """Find pairs of a stem and a teacher token that student tokens cross or extend.
+
+    In each pair, the teacher token follows the stem.
 
     Args:
         student: see `SortedTokens`.
-        stems: three arrays: the bytes of all stems, each with its omitted bytes; the offsets of
-            these byte strings; the number of omitted bytes of each stem.
-        pairs: three arrays, int64 `[pairs]`: the stem, and the start and end of the teacher token
-            in `teacher_data`.
+        stems: three arrays: the bytes of all stems, where the omitted bytes precede each stem; the
+            offsets of these byte strings; the number of omitted bytes of each stem.
+        pairs: three arrays, int64 `[pairs]`: the index of the stem, and the start and end of the
+            teacher token in `teacher_data`.
         teacher_data: the bytes of the teacher's tokens.
 
     Returns:
@@ -100,7 +103,7 @@ def _has_token(student, text, least):  # type: ignore[no-untyped-def]
     """Return whether a text starts with a token of more than `least` bytes."""
     data, offsets, order = student
     for size in range(least + 1, len(text) + 1):
-        # The first token that starts with these bytes. If there is no such token, any other token.
+        # `first` is the first token that starts with these bytes, if such a token exists.
         n = prefix_bound(data, offsets, order, text[:size], False)
         first = order[min(n, len(order) - 1)]
         a, b = offsets[first], offsets[first + 1]
@@ -115,7 +118,7 @@ def _has_token(student, text, least):  # type: ignore[no-untyped-def]
 def _is_prefix(student, text):  # type: ignore[no-untyped-def]
     """Return whether a longer token starts with a text."""
     data, offsets, order = student
-    # The last token that starts with the text. If there is no such token, any other token.
+    # `last` is the last token that starts with the text, if such a token exists.
     last = order[prefix_bound(data, offsets, order, text, True) - 1]
     a, b = offsets[last], offsets[last + 1]
     return b - a > len(text) and num_shared(data, a, b, text) == len(text)

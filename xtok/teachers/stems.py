@@ -56,19 +56,20 @@ class SortedTokens(NamedTuple):
 
     data: NDArray[np.uint8]  # token t is data[offsets[t]:offsets[t + 1]]
     offsets: NDArray[np.int64]  # [V_student + 1]
-    order: NDArray[np.int32]  # ids in the order of their bytes, which are unique
+    order: NDArray[np.int32]  # ids in the order of the tokens' bytes, without duplicate tokens
 
 
 class StemCache:
     """The stems that occurred in texts so far, with the first token of their student spelling.
 
-    `table` contains the arrays, which `StemTable` describes: six of length `capacity`, of which the
-    first `size` entries are used, and a hash table of 2 to 4 times this length.
+    `table` is a `StemTable`: six arrays of length `capacity`, and a hash table of 2 to 4 times this
+    length. The first `size` entries of the six arrays are used.
 
     A stem takes 38 bytes: 22 in the arrays and 16 in the hash table. The capacity starts at 2**18
     (10 MB) and doubles when necessary. Before each block of rows, `clear_if_full` removes all stems
-    if there are more than 2**23 (320 MB). A block can exceed this limit: it needs its stems until
-    its end, because the keys of children contain the numbers of their parents.
+    if there are more than 2**23 (320 MB). While a block is projected, the number of stems can
+    exceed this limit: stems cannot be removed, because the keys of children contain the indices of
+    their parents.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -118,7 +119,7 @@ class StemCache:
         self._append(keys, first, token_or_row, is_prefix, is_boundary, num_same_start)
 
     def _add_children(self, keys: NDArray[np.int64]) -> None:
-        """Add stems that consist of a known stem, the parent, and a token.
+        """Add stems that consist of an existing stem (the parent) and a following token.
 
         Usually, a child has the same first student token as its parent. The child is spelled only
         if the first tokens can differ, for example because a student token can span both parts.
@@ -137,14 +138,14 @@ class StemCache:
         self._append(keys, first, first, is_prefix, is_boundary, 0)
 
     def _compare(self, stems: Sequence[StemBytes], pairs: Any) -> Any:
-        """Return `compare_pairs` of these pairs; `pairs[0]` contains indices of `stems`."""
+        """Call `compare_pairs` for these stems. `pairs[0]` contains indices into `stems`."""
         texts = [omitted + stem for omitted, stem in stems]
         data, offsets = np.frombuffer(b"".join(texts), np.uint8), offsets_of([*map(len, texts)])
         arrays = data, offsets, np.array([len(omitted) for omitted, _ in stems], np.int64)
         return kernels.compare_pairs(self._by_bytes, arrays, pairs, self._data)
 
     def _append(self, *columns: Any) -> None:
-        """Append stems; the columns are in the order of `StemTable`, without `slots`."""
+        """Append stems. The columns are the fields of `StemTable` after `slots`, in this order."""
         new = slice(self.size, self.size + len(columns[0]))
         arrays: Any = zip(self.table[1:], columns, strict=True)
         for array, values in arrays:
@@ -174,15 +175,15 @@ class StemCache:
         return bisect_right(self._sorted, prefix, first, key=lambda x: x[: len(prefix)]) - first
 
     def _first_tokens(self, stems: Sequence[StemBytes]) -> tuple[list[int], list[bool]]:
-        r"""Return the student's first token of each stem, which depends on the omitted bytes.
+        r"""Return the student's first token of each stem.
 
-        For example, many tokenizers have a token `(a`, but split `\(a` between `(` and `a`. If no
-        student token starts at the beginning of the stem, the stem is spelled without the omitted
-        bytes.
+        This token depends on the omitted bytes. For example, many tokenizers have a token `(a`, but
+        split `\(a` between `(` and `a`. If no student token starts at the beginning of the stem,
+        the stem is spelled without the omitted bytes.
 
         Returns:
             token ids, and whether a student token starts at the beginning of the stem. If the
-            student cannot spell the stem: −1 and True.
+            student cannot spell the stem, these values are −1 and True.
         """
         spellings = self._student.segment_batch([omitted + stem for omitted, stem in stems])
         pairs = zip(stems, spellings, strict=True)
@@ -195,7 +196,7 @@ class StemCache:
         return first, is_boundary
 
     def _token_at(self, byte: int, ids: Sequence[int] | None) -> int:
-        """Return the token of a spelling that starts at a byte, or −1."""
+        """Return the token that starts at a byte of a spelling; −1 if no token starts there."""
         offset = 0
         for token in ids or ():
             if offset >= byte:
@@ -211,25 +212,25 @@ def _empty_table(capacity: int) -> StemTable:
 
 
 def _may_resplit(text: bytes) -> bool:
-    """Whether the bytes after this text can change how a pre-tokenizer splits it."""
+    """Whether bytes after this text can change the position at which a pre-tokenizer splits it."""
     [start, *more] = utf8_runs(text)
     return bool(more) or start != start.rstrip().lower() or "'" in start or "’" in start
 
 
 def crossable_boundaries(pair: Pair) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Find the boundaries of teacher tokens where the next token can change the student's spelling.
+    """Find the teacher tokens after which the next token can change the student's spelling.
 
     Returns:
-        bool `[V_teacher]`, whether a token ends with whitespace, so that each next token can change
-        its spelling; and bool `[256, 256]`, whether the spelling can change at other boundaries,
-        given the last byte of a token and the first byte of the next token.
+        bool `[V_teacher]`, whether a token ends with whitespace, so that any following token can
+        change its spelling; and bool `[256, 256]`, whether the spelling of other tokens can change,
+        given the last byte of the token and the first byte of the following token.
     """
     student, teacher = pair.tables
     owners, data = np.repeat(np.arange(len(student)), student.lengths), student.data
-    is_inside = owners[1:] == owners[:-1]  # whether a byte and the next are in the same token
+    is_inside = owners[1:] == owners[:-1]  # whether a byte and the next byte are in one token
     may_join = np.zeros((256, 256), np.bool_)
     may_join[data[:-1][is_inside], data[1:][is_inside]] = True
-    # A letter, or a part of a letter, can extend a word and so change the split.
+    # A letter, or a byte of a letter, can extend a word, which changes the split.
     letters = [*range(0x80, 0x100), *map(ord, string.ascii_letters)]
     may_join[:, letters] = True
     texts = [token.decode("utf-8", "replace") for token in teacher.tokens()]

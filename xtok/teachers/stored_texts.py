@@ -22,7 +22,7 @@ from xtok.teachers.translator import SharedText, Templates, Translator
 from xtok.tokenizers.pairs import Pair
 
 _MOST_CHATS = 100  # maximum number of conversations that `notes_on` renders
-_WITHOUT_TEXT_HINT = "remove its text and messages, so that the text is decoded from the ids"
+_WITHOUT_TEXT_HINT = "remove the columns text and messages, so that xtok decodes the ids"
 
 
 def project_documents(translator: Translator, rows: Documents, top_k: int) -> Documents:
@@ -73,9 +73,9 @@ def _shared_texts(translator: Translator, rows: Documents) -> list[SharedText]:
 def _text_in(
     translator: Translator, ids: NDArray[np.int32], text: str, location: object
 ) -> slice | None:
-    """Return the slice of ids that spell the text, without control tokens before and after it.
+    """Return the slice of ids that spell the text, without surrounding control tokens.
 
-    Returns None if control tokens are inside the text.
+    Return None if control tokens are inside the text.
     """
     table, data = translator.teacher.table, text.encode()
     is_control, spelled = table.is_control[ids], [table.named_tokens[i] for i in ids.tolist()]
@@ -87,7 +87,7 @@ def _text_in(
             end = int(np.searchsorted(ends, byte + len(expected)))
             if end >= inner.stop and b"".join(spelled[start:end]) == expected:
                 return None if is_control[start:end].any() else slice(start, end)
-    [encoded] = translator.teacher.encode_batch([text])  # the library can change the text
+    [encoded] = translator.teacher.encode_batch([text])  # the library can normalize the text
     for start in range(inner.start + 1):
         span = slice(start, start + len(encoded))
         if ids[span].tolist() == encoded and is_control[span.stop :].all():
@@ -111,7 +111,8 @@ def _by_text(
         [roles[i] for i in part.tolist() if i in roles]
         for part in (ids[: span.start], ids[span.stop :])
     )
-    bos = pair.tables[0].roles.get("bos", ())  # once, even if the teacher read it twice
+    # Keep only one bos token, even if the teacher's ids contain two.
+    bos = pair.tables[0].roles.get("bos", ())
     before = [i for n, i in enumerate(before) if i not in bos or i not in before[:n]]
     student = np.array([*before, *student_ids, *after], np.int32)
     if not is_end:
@@ -134,7 +135,7 @@ def _by_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> Sh
     student, teacher = _render(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, teacher.ids[: len(ids)]):
         hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
-        problem = "the teacher's template renders its messages to different ids"
+        problem = "the teacher's template renders the row's messages to different ids"
         raise cache_error(sides[1].location, problem, "; ".join([hint, *_chat_notes(teacher)]))
     spans = shared_string_spans(student, teacher.first(len(ids)), translator.pair.equal_roles)
     return SharedText.of(student.ids, ids, spans, student.assistant_mask)
@@ -194,7 +195,7 @@ def _check_student_text(part: str, text: str | None, location: object) -> None:
     reason = "the row has no text"
     if text is not None:
         own, whole = part.encode()[::-1], text.encode()[::-1]
-        reason = f"byte {len(own) - 1 - num_common(own, whole)} differs"
+        reason = f"byte {len(own) - 1 - num_common(own, whole)} of student_text differs"
     problem = f"its student_text is not the end of its text: {reason}"
     raise cache_error(location, problem, "store the end of the teacher's text as student_text")
 

@@ -31,7 +31,7 @@ from xtok.teachers.projector import Projector
 from xtok.tokenizers.pairs import Pair
 
 Templates: TypeAlias = tuple[str | Path | None, str | Path | None]
-"""Chat templates of the student and the teacher, as in `conversation.render`."""
+"""Chat templates of the student and the teacher; see `conversation.render`."""
 
 
 def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, ProjectionMap]:
@@ -52,7 +52,7 @@ def bind_back_map(pair: Pair, back_map: MapLike, note: Note) -> tuple[Pair, Proj
         problem = f"the map is for {sides}, expected {expected} (teacher → student)"
         if sides == expected:
             problem = error.message
-        hint = "build {option} from the teacher (rows) to the student (columns)"
+        hint = "for {option}, build a map from the teacher (rows) to the student (columns)"
         raise XtokError(f"{name}: {problem}", hint=hint, parameter="back_map") from error
     if bound_map.enable_scale_trick:
         edges = bound_map.edges.take(~bound_map.is_slot).normalized()
@@ -65,11 +65,13 @@ class SharedText(NamedTuple):
     """A text in the student's tokens and in the teacher's tokens."""
 
     ids: NDArray[np.int32]  # [S], student ids
-    spelled: NDArray[np.int32]  # [P], student ids; names replace tokens that the teacher lacks
+    # [P], student ids; the tokens of its name replace a special token that the teacher lacks
+    spelled: NDArray[np.int32]
     starts: NDArray[np.int64]  # [S + 1], start of each token in `spelled`
     teacher_ids: NDArray[np.int32]  # [T]
     spans: list[tuple[slice, slice]]  # spans with equal bytes in `spelled` and `teacher_ids`
-    mask: NDArray[np.bool_] | None = None  # [S], assistant's tokens; None without a conversation
+    # [S], True for the assistant's tokens; None if the text is not a conversation
+    mask: NDArray[np.bool_] | None = None
     teacher_only: slice = slice(0, 0)  # span in `teacher_ids` that the student does not read
 
     @classmethod
@@ -97,7 +99,7 @@ class Translator:
 
     Args:
         pair: the student and the teacher, with their tokenizers.
-        back_map: a map from the teacher (rows) to the student (columns), as in `Projector`.
+        back_map: a map from the teacher (rows) to the student (columns); see `Projector`.
         templates: the chat templates of the student and the teacher.
         chat: whether conversations are recovered from ids. This requires a chat template on both
             sides.
@@ -132,7 +134,7 @@ class Translator:
 
     @functools.cached_property
     def pieces_per_token(self) -> float:
-        """Teacher tokens per student token, averaged over the student's vocabulary."""
+        """Average number of teacher tokens per student token, over the student's vocabulary."""
         tokens = [self.student.table[i] for i in self.student.table.text_ids.tolist()]
         sizes = [len(ids) for ids in self.teacher.segment_batch(tokens) if ids]
         return max(1.0, sum(sizes) / max(1, len(sizes)))
@@ -176,9 +178,10 @@ class Translator:
     ) -> SharedText | None:
         """Recover the conversation that ids of one side encode, and render it for the other side.
 
-        Returns None if the ids are not certainly a conversation, or if the other side's template
-        changes the assistant's text. For student ids, also returns None if the template changes the
-        end of an assistant's turn, or if the sides have equal tokenizers and templates.
+        Return None if it is not certain that the ids are a conversation, or if the other side's
+        template changes the assistant's text. For student ids, also return None if the template
+        changes the end of an assistant's turn, or if the sides have equal tokenizers and templates
+        and `system` is empty.
         """
         if not self._reads_chats or (source == 0 and self._has_equal_templates and not system):
             return None
@@ -218,7 +221,7 @@ class Translator:
     def _shared_spans(
         self, sides: tuple[Conversation, Conversation], source: Literal[0, 1]
     ) -> list[tuple[slice, slice]]:
-        """Return the spans of tokens that both sides write with equal text.
+        """Return the spans of tokens in which both sides write the same text.
 
         The list is empty if the bytes of a span differ, or if answer tokens of the source are
         outside the spans.
@@ -240,9 +243,10 @@ class Translator:
     def _other_side(
         self, chat: ReadBack, side_index: int, system: str
     ) -> tuple[Conversation, slice]:
-        """Render a recovered conversation for one side, with a system text if it is not empty.
+        """Render a recovered conversation for one side.
 
-        Also returns the slice of the system text's tokens.
+        If `system` is not empty, it becomes the system message. Also return the slice of the system
+        message's tokens.
         """
         tokenizer, template = self.pair.tokenizers[side_index], self.templates[side_index]
         if not system:
@@ -256,7 +260,7 @@ class Translator:
         return other.renumber(new_indices), slice(*whole.tokens) if whole else slice(0, 0)
 
     def _spell(self, ids: Sequence[int], context: str = "") -> SharedText:
-        """Spell the bytes of student ids in teacher tokens, after a context for the teacher only.
+        """Spell student ids in teacher tokens, after a context that only the teacher reads.
 
         The teacher's ids start with the teacher's bos token. If the teacher has no bos token, its
         end-of-document token replaces the student's bos token. If the student's ids have no bos
@@ -328,8 +332,8 @@ class Translator:
         """
         topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
-        # Token i is spelled as spelled[starts[i]:starts[i + 1]], which is empty if its name is
-        # empty.
+        # The spelling of token i is spelled[starts[i]:starts[i + 1]]. It is empty if the token's
+        # name is empty.
         parts = segment_ids(text.starts)
         rows = np.where(np.diff(text.starts) > 0, text.starts[:-1], -1)
         rows[0] = -1
@@ -379,8 +383,8 @@ def _share_gaps(logprobs: NDArray[np.float32], text: SharedText, predictions: To
     """
     teacher_logprobs = predictions.realized_logprob.copy()
     teacher_logprobs[text.teacher_only] = np.nan
-    # A gap starts at the end of a span, and ends at the start of the next span. Token 0 has no
-    # log-probability.
+    # A gap starts at the end of a span, and ends at the start of the next span. The first gap
+    # starts at the student's token 1, because token 0 has no log-probability.
     starts = [(1, 0), *((s.stop, t.stop) for s, t in text.spans)]
     ends = [*((s.start, t.start) for s, t in text.spans), (len(logprobs), len(teacher_logprobs))]
     for (start, t_start), (end, t_end) in zip(starts, ends, strict=True):

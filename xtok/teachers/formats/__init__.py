@@ -1,1 +1,1 @@
-"""Read and write formats of top-k predictions in files and responses."""
+"""Read and write top-k predictions in the formats of files and of servers' responses."""

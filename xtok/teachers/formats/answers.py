@@ -1,4 +1,7 @@
-"""Read stored responses of vLLM and SGLang: JSON lines, each with one response or a list."""
+"""Read stored responses of vLLM and SGLang from JSON lines.
+
+Each line contains a response, or a list of responses.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,8 @@ def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
         if "meta_info" in answer:
             return "sglang", footer
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
-    problem = "neither Parquet nor responses with prompt_logprobs or meta_info"
-    raise cache_error(path, f"{problem}; line 1 has: {names}", FORMATS)
+    problem = "the file contains neither Parquet nor responses with prompt_logprobs or meta_info"
+    raise cache_error(path, f"{problem}; line 1 contains: {names}", FORMATS)
 
 
 def read_answers(
@@ -59,7 +62,7 @@ def read_answers(
 ) -> Iterator[tuple[Documents, int]]:
     """Read a shard of stored responses for `read_cache`.
 
-    `is_projected` is true if `project` wrote the first line.
+    `is_projected` is True if `project` wrote the first line.
 
     Yields:
         documents, and their approximate size on disk in bytes.
@@ -91,7 +94,7 @@ def _lines(shard: Shard) -> Iterator[FileRow]:
 
 
 def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
-    """Yield the responses in a line, one per choice."""
+    """Yield the responses in a line. A response with several choices becomes several responses."""
     for item in value if isinstance(value, list) and value else [value]:
         if not isinstance(item, dict):
             raise cache_error(location, f"{json.dumps(item)} is not a response", _RETRY_HINT)
@@ -105,9 +108,10 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
 
 
 def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict[str, Any]]:
-    """Return one choice per prompt, because vLLM repeats a prompt's predictions in `n` choices.
+    """Return one choice per prompt.
 
-    `n` is inferred from `usage`, which counts each prompt only once.
+    vLLM can return `n` choices per prompt, which contain the same predictions for the prompt. The
+    function infers `n` from `usage`, which counts each prompt only once.
     """
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     sizes = [len(choice["prompt_logprobs"]) for choice in choices]
@@ -148,9 +152,9 @@ def _require_no_error(value: Mapping[str, Any], location: LineOffset) -> None:
 def _columns(
     answer: Mapping[str, Any], kind: CacheKind, location: LineOffset
 ) -> dict[str, str | None]:
-    """Return all fields outside `FIELDS` as strings, so that all rows have the same schema."""
+    """Return all fields that are not in `FIELDS` as strings, so that all rows have one schema."""
     other_fields = {name: value for name, value in answer.items() if name not in FIELDS}
-    if kind == "sglang":  # `text` is the generated text
+    if kind == "sglang":  # in these responses, `text` is the generated text
         other_fields.pop("text", None)
         if isinstance(answer.get("prompt"), str):
             other_fields["text"] = answer["prompt"]
@@ -166,7 +170,10 @@ def _columns(
 def _mask(
     answer: Mapping[str, Any], num_tokens: int, location: LineOffset, name: str
 ) -> NDArray[np.bool_] | None:
-    """Return a field with a flag or label per token as a mask, or None without this field."""
+    """Convert a field with a flag or label for each token to a mask.
+
+    Return None if the response does not contain the field.
+    """
     stored = answer.get(name)
     if stored is None:
         return None

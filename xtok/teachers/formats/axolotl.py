@@ -13,14 +13,16 @@ from xtok.teachers.formats.documents import Documents
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
-    The candidates of each row are renormalized to sum to 1. The padding id has a negligible
-    probability in the student, because axolotl's loss also normalizes the student over padding ids.
+    The candidates of each row are renormalized to sum to 1. Rows with fewer candidates are padded
+    with an id that the student predicts with negligible probability, because axolotl's loss also
+    includes the padding when it normalizes the student's probabilities.
     """
     import pyarrow
 
     topk = documents.topk
     ids, logprobs, is_real = next_tokens(topk, target)
-    logprobs = logprobs - logprobs.max(axis=1, keepdims=True)  # exp is 0 below −104
+    # Subtract the maximum, because exp is 0 below −104.
+    logprobs = logprobs - logprobs.max(axis=1, keepdims=True)
     with np.errstate(divide="ignore"):
         sums = np.where(is_real, np.exp(logprobs), 0).sum(axis=1, keepdims=True)
         logprobs = np.where(is_real, logprobs - np.log(sums), np.float32(-1e9))

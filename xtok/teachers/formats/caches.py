@@ -33,7 +33,7 @@ _COLUMNS: Mapping[CacheKind, Sequence[tuple[str, ...]]] = {
     "neutral": [neutral.COLUMNS],
     "distillkit": distillkit.COLUMNS,
 }
-"""Sets of columns that identify a Parquet format."""
+"""For each Parquet format, the sets of columns that identify the format."""
 
 _FOOTER = {
     "format_version": (str(neutral.FORMAT_VERSION),),
@@ -45,7 +45,7 @@ _FOOTER = {
 
 _FOOTER_HINT = "correct or remove the footer"
 
-_FIRST_ROWS_HINT = "put this row first, or declare normalized=false in the footer"
+_FIRST_ROWS_HINT = "move this row to the start, or declare normalized=false in the footer"
 
 _CACHES_HINT = (
     "pass files with top-k log-probabilities (Parquet, or responses of a server as JSON lines), or "
@@ -74,7 +74,8 @@ class Cache:
     kind: CacheKind
     footer: Mapping[str, Any] = field(default_factory=dict)
     config: distillkit.Compression | None = None
-    looks_renormalized: bool = False  # judged by the first rows, for files without a footer
+    # result of `is_renormalized` for the first rows; False if the footer declares `normalized`
+    looks_renormalized: bool = False
 
     @property
     def renormalized(self) -> bool:
@@ -118,7 +119,8 @@ class Cache:
             if width is None:
                 continue
             _require(rows, largest >= width, "it has the id {}", largest, f"{name}={width}")
-            if width < size - 1:  # if a vocabulary has gaps, DistillKit writes its largest id
+            # If a vocabulary has gaps, DistillKit writes the largest id instead of the width.
+            if width < size - 1:
                 problem = f"{name}={width}, but {vocabulary.model_id} has {size} tokens"
                 raise cache_error(self.path, problem, "pass the model that made these ids")
         if self.looks_renormalized or (self.renormalized and not self.is_projected):
@@ -202,7 +204,7 @@ def read_cache(
 ) -> Iterator[tuple[Documents, int]]:
     """Read a shard of a cache in blocks, without validation.
 
-    The blocks depend only on the file and the number of candidates.
+    The division into blocks depends only on the file and on `candidates`.
 
     Yields:
         blocks with about `candidates` candidates, and their approximate sizes on disk in bytes.

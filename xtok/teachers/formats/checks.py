@@ -21,23 +21,24 @@ _MIN_ROWS = 32
 """Minimum number of rows for detecting renormalized values."""
 
 _DECIMALS = 1e-4
-"""Tolerance for a sum of 1, because probabilities can be rounded to four decimals."""
+"""Tolerance for a comparison of a sum with 1. Probabilities can be rounded to four decimals."""
 
 
 def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-    """Return a mask `[N]` of the rows in which all tokens of the vocabulary are candidates."""
+    """Return a mask `[N]`, True for rows in which the candidates are the whole vocabulary."""
     return np.diff(topk.starts) >= vocabulary.num_ids
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
-    """Whether candidates look renormalized, because they sum to 1 in each row.
+    """Whether the candidates sum to 1 in each row, so they were probably renormalized.
 
-    Rows with a known rest, and rows with the whole vocabulary, are ignored.
+    Rows with a known rest, and rows that contain the whole vocabulary, are ignored.
     """
     has_rest = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
     topk = without_padding(topk)
     bits = topk.logprobs.view(np.int32)
-    # [nnz], rounding errors. A float32 from bfloat16 ends with 16 zero bits, from float16 with 13.
+    # [nnz], maximum rounding errors. A float32 value ends with 16 zero bits if it was converted
+    # from bfloat16, and with 13 zero bits if it was converted from float16.
     errors = np.select([bits & 0xFFFF == 0, bits & 0x1FFF == 0], [RELATIVE_ROUNDING, 2.0**-11])
     errors *= np.exp(topk.logprobs) * np.abs(topk.logprobs)
     limits = _DECIMALS + np.bincount(segment_ids(topk.starts), errors, len(has_rest))
@@ -51,7 +52,8 @@ def _is_padding(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     roles = {} if vocabulary.table is None else vocabulary.table.roles
     groups = (roles.get(role, ()) for role in ("pad", "bos", "eos"))
     is_pad, is_bos, is_eos = (np.isin(topk.token_ids, ids) for ids in groups)
-    num_text, document = offsets_of(~is_pad), segment_ids(topk.bounds)  # tokens before each
+    # `num_text`, [N + 1]: number of tokens before each token, without padding
+    num_text, document = offsets_of(~is_pad), segment_ids(topk.bounds)
     start, end = (num_text[edge][document] for edge in (topk.bounds[:-1], topk.bounds[1:]))
     is_leading, is_trailing = num_text[1:] == start, num_text[1:] == end
     is_trailing &= ~is_eos | np.append(False, is_pad)[:-1]
@@ -68,10 +70,11 @@ def check_predictions(
     is_answer: bool = False,
     is_projected: bool = False,
 ) -> Documents:
-    """Validate predictions with `checked`, after removing padding at the ends of documents.
+    """Remove padding at the start and end of documents, then validate the predictions.
 
     If the pad token is also the bos or an end-of-text token, the pad token next to the text is
-    kept. If `renormalized` is True, the rest is unknown, except in rows with the whole vocabulary.
+    kept. If `renormalized` is True, the rest is unknown, except in rows that contain the whole
+    vocabulary.
     """
     documents = documents.at_tokens(~_is_padding(documents.topk, vocabulary))
     topk, table = documents.topk, vocabulary.table

@@ -14,7 +14,7 @@ from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, l
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
-"""Padding value of rows with fixed width. Programs that read the file would turn −inf into NaN."""
+"""Log-probability of padding. If it were −inf, programs that read the file would compute NaN."""
 
 CANDIDATE_COLUMNS = (
     *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit
@@ -24,7 +24,9 @@ CANDIDATE_COLUMNS = (
 
 
 class CacheColumns:
-    """A record batch with list columns and one document per row. Checks types and lengths.
+    """A record batch with list columns and one document per row.
+
+    The methods check the types and lengths of the columns that they read.
 
     Attributes:
         bounds: int64 `[documents + 1]`, the start of each document in `token_ids`.
@@ -32,7 +34,7 @@ class CacheColumns:
 
     Args:
         batch: a pyarrow record batch.
-        locations: the location of each document, for errors. Default: row numbers.
+        locations: the location of each document, for error messages. Default: row numbers.
     """
 
     def __init__(self, batch: Any, locations: Sequence[object] = ()) -> None:
@@ -48,7 +50,7 @@ class CacheColumns:
     ) -> tuple[list[Bounds], NDArray[Any]]:
         """Return the bounds of a column's nested lists, outermost first, and the flat values.
 
-        The depth is 1 for one value per token, and 2 for one list per token.
+        `depth` is 1 if the column has one value per token, and 2 if it has one list per token.
         """
         import pyarrow.compute
 
@@ -56,7 +58,7 @@ class CacheColumns:
         for _ in range(depth):
             if not (types.is_list(array.type) or types.is_fixed_size_list(array.type)):
                 kind = f"{'lists of ' * len(levels)}{array.type}"
-                problem = f"{name} has {kind}, expected {'lists of ' * depth}numbers"
+                problem = f"{name} contains {kind}, expected {'lists of ' * depth}numbers"
                 raise cache_error(self.locations[0], problem)
             sizes = pyarrow.compute.list_value_length(array).fill_null(0)
             levels.append(offsets_of(sizes.to_numpy(zero_copy_only=False)))
@@ -71,7 +73,7 @@ class CacheColumns:
     def per_token(self, name: str, dtype: type, absent: object = None) -> NDArray[Any] | None:
         """Return a column with one value per token, or None if the column is missing.
 
-        In a document with null, all values are `absent`, if it is given.
+        If `absent` is given, all tokens of a document with a null column get this value.
         """
         names = self.batch.schema.names
         if name not in names or str(self.batch.column(name).type) == "null":
@@ -89,7 +91,7 @@ class CacheColumns:
     def candidates(
         self, ids_name: str, logprobs_name: str
     ) -> tuple[Bounds, Bounds, NDArray[np.int32], NDArray[np.float32]]:
-        """Return the bounds of documents and rows, the candidates, and their log-probabilities."""
+        """Return the bounds of documents and rows, and the ids and log-probabilities."""
         [rows, starts], ids = self.flat_lists(ids_name, 2, np.int32)
         others, logprobs = self.flat_lists(logprobs_name, 2, np.float32)
         self.check_lengths([rows, starts], others, (ids_name, logprobs_name))
@@ -114,7 +116,7 @@ class CacheColumns:
                 raise cache_error(location, problem)
 
     def documents(self, topk: TopK) -> Documents:
-        """Combine predictions with the loss mask and the columns that are copied."""
+        """Combine predictions with the batch's loss mask and other columns, without padding."""
         mask = self.per_token("loss_mask", np.bool_, absent=True)
         if mask is None or self.is_null("loss_mask").any():
             mask = self._with_labels(mask)
@@ -123,7 +125,7 @@ class CacheColumns:
         return documents if is_token is None else documents.at_tokens(is_token)
 
     def _with_labels(self, mask: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-        """Replace the mask of documents without `loss_mask` by their labels, if there are any."""
+        """For documents without `loss_mask`, compute the mask from `labels` if it exists."""
         labels = self.per_token("labels", np.int64, absent=0)
         if labels is None or mask is None:
             return mask if labels is None else labels != -100
@@ -139,12 +141,12 @@ class CacheColumns:
         if "text" in others.schema.names:
             kind = others.schema.field("text").type
             if str(kind) not in ("string", "null"):
-                problem = f"the column text has the type {kind}, expected string"
+                problem = f"the column 'text' has the type {kind}, expected string"
                 raise cache_error(self.locations[0], problem, "drop or convert the column")
         try:
             others.validate(full=True)
         except pyarrow.ArrowInvalid as error:
-            problem = f"this row or one of the next {len(others)} is damaged: {error}"
+            problem = f"this row or one of the next {len(others)} rows is damaged: {error}"
             raise cache_error(self.locations[0], problem) from error
         return dict(zip(others.schema.names, others.columns, strict=True))
 
@@ -168,7 +170,7 @@ def next_tokens(
     Row i predicts token i + 1.
     """
     rows = np.arange(1, len(topk.token_ids) + 1)
-    rows[np.isin(rows, topk.bounds)] = -1  # the last token of a document predicts no token
+    rows[np.isin(rows, topk.bounds)] = -1  # the last row of a document predicts no token
     starts, indices = candidate_indices(topk.starts, rows)
     is_real = np.arange(target.width) < np.diff(starts)[:, None]
     ids = np.full(is_real.shape, target.pad_id, np.int32)

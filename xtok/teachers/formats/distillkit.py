@@ -27,12 +27,12 @@ COLUMNS = (
 CONFIG = "compression_config.yaml"
 
 _FLOATS = {"float16": "<f2", "bfloat16": "<u2", "float32": "<f4", "float64": "<f8"}
-_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # integers are powers of x
+_TERMS = {"sqrt": np.sqrt, "exp": np.exp}  # an integer n stands for the n-th power
 _MAX_POWER = 16
 _AGAIN_HINT = "create or download the cache again, with its compression_config.yaml"
 
 Packed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.uint8]]
-"""The bounds of rows of bytes, and the bytes of all rows."""
+"""The bounds of each row in a byte array, and the byte array."""
 
 
 def read(
@@ -41,7 +41,7 @@ def read(
     """Return the documents of a record batch, without validation.
 
     All rows have the same number of candidates, padded with −inf or large negative values. In files
-    that `table` wrote, a label belongs to a row, not to a token.
+    that `table` wrote, `labels[i]` masks row i, which predicts token i + 1.
     """
     columns = CacheColumns(batch, locations)
     if is_plain(batch.schema.names):
@@ -65,7 +65,7 @@ def read(
         problem = f"its rows have {widest} candidates, but {CONFIG} has k: {config.k}"
         raise cache_error(locations[0], problem, _AGAIN_HINT)
     position = np.arange(len(token_ids)) - np.repeat(bounds[:-1], lengths)
-    row = np.repeat(rows[:-1], lengths) + position - 1  # token i has row i − 1 of its document
+    row = np.repeat(rows[:-1], lengths) + position - 1  # row i − 1 of a document predicts token i
     row[position == 0] = -1
     unknown = np.full(len(starts) - 1, np.nan, np.float32)
     topk = TopK(token_ids, bounds, starts, ids, logprobs, unknown, unknown)
@@ -79,7 +79,7 @@ def read(
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return plain columns. A document with N tokens gets N − 1 rows.
 
-    `labels[i]` masks row i, not token i, as in DistillKit's trainer.
+    As in DistillKit's trainer, `labels[i]` masks row i, which predicts token i + 1.
     """
     import pyarrow
 
@@ -107,7 +107,7 @@ class Bin(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """The compression of a row, as in DistillKit's `DistributionQuantizationConfig`."""
+    """Options of compressed rows, named as in DistillKit's `DistributionQuantizationConfig`."""
 
     d: int
     k: int

@@ -17,10 +17,10 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns with one value per token, which `project` never copies."""
+"""Columns with one entry per token. `project` never copies these columns."""
 
 PROJECTED = "xtok project"
-"""Value in the metadata that marks predictions from `project`."""
+"""Metadata value that marks predictions that `project` wrote."""
 
 AGAIN_HINT = "create or download the cache again"
 
@@ -30,8 +30,8 @@ class Documents(NamedTuple):
 
     topk: TopK
     columns: dict[str, Any]  # pyarrow arrays with one value per document
-    locations: Sequence[object]  # file and row of each document for errors
-    loss_mask: NDArray[np.bool_] | None = None  # [N], training targets; None means all tokens
+    locations: Sequence[object]  # file and row of each document, for error messages
+    loss_mask: NDArray[np.bool_] | None = None  # [N], True for targets; None: all are targets
 
     @property
     def targets(self) -> NDArray[np.bool_]:
@@ -40,13 +40,14 @@ class Documents(NamedTuple):
         return np.ones(len(self.topk.token_ids), np.bool_) if mask is None else mask
 
     def location(self, index: int) -> str:
-        """Return the location of a token, for errors."""
+        """Return the location of a token, for an error message."""
         return locate(index, self.locations, [self.topk.bounds])
 
     def at_tokens(self, is_token: NDArray[np.bool_]) -> Documents:
-        """Remove padding: keep only the tokens in a mask, bool `[N]`.
+        """Keep only the tokens for which `is_token`, bool `[N]`, is True, and remove the others.
 
-        If padding preceded the first remaining token of a document, its prediction is removed.
+        If padding precedes the first remaining token of a document, the prediction of this token
+        is removed.
         """
         if is_token.all():
             return self
@@ -65,9 +66,9 @@ class Documents(NamedTuple):
 
 
 def locate(index: int, locations: Sequence[object], bounds: Sequence[NDArray[np.int64]]) -> str:
-    """Return the location of a flat value for errors: its document and its token.
+    """Return the location of a value in a flat array: its document and its position.
 
-    `bounds` contains the bounds of the documents, then the bounds of the lists in documents.
+    `bounds` contains the bounds of the documents, then the bounds of the lists in each document.
     """
     document, *inner = bounds
     for level in reversed(inner):

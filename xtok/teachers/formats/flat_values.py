@@ -1,4 +1,4 @@
-"""Convert values of predictions from Parquet and JSON, and check their types and ranges."""
+"""Convert numbers from Parquet and JSON to NumPy arrays, and check their types and ranges."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ _JSON_TYPES = {np.float32: {int, float}, np.bool_: {int, bool}}
 def json_document(
     token_ids: Any, rows: Sequence[JsonRow], location: object, hint: str, own: Sequence[Any] = ()
 ) -> TopK:
-    """Convert the rows of a response, in which null means −∞, to predictions for one document.
+    """Convert the rows of a response to predictions for one document.
 
-    `own` contains the realized log-probabilities if the format stores them separately.
+    Null means −∞. `own` contains the log-probabilities of the text's tokens, if the format stores
+    them separately.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"
@@ -55,7 +56,7 @@ def json_document(
 def json_numbers(
     values: Sequence[Any], name: str, dtype: type, location: object, bounds: Sequence[Bounds]
 ) -> NDArray[Any]:
-    """Convert a flat JSON list to a NumPy array without loss, like `flat_numbers`."""
+    """Convert a flat JSON list to a NumPy array of the type `dtype`, like `flat_numbers`."""
     types = {*map(type, values)} - _JSON_TYPES.get(dtype, {int})
     if types:
         index = next(n for n, value in enumerate(values) if type(value) in types)
@@ -77,10 +78,11 @@ def flat_numbers(
     *,
     optional: bool = False,
 ) -> NDArray[Any]:
-    """Convert a pyarrow array to a NumPy array without loss.
+    """Convert a pyarrow array to a NumPy array of the type `dtype`.
 
-    Bool also accepts 0 and 1. If `optional` is True, null becomes NaN. `bounds` is used for errors,
-    as in `locate`.
+    An integer outside the range of `dtype`, or a value of another type, is an error. If `dtype` is
+    bool, the integers 0 and 1 are also accepted. If `optional` is True, null becomes NaN. Errors
+    name a location; see `locate` for the meaning of `bounds`.
     """
     import pyarrow
 
@@ -111,7 +113,7 @@ def _to_dtype(
             example = shorten(str(values[index]))
             problem = f"{name} contains {example}, expected {limits[0]}..{limits[1]}"
             raise cache_error(locate(index, locations, bounds), problem)
-    with np.errstate(over="ignore"):  # infinite values are reported later
+    with np.errstate(over="ignore"):  # later checks report infinite values
         return np.asarray(values.astype(dtype, copy=False))
 
 

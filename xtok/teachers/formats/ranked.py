@@ -21,7 +21,7 @@ probability 0."""
 class RankedTopK(NamedTuple):
     """Predictions for one sequence, and the rank of each realized token. Row 0 is empty."""
 
-    topk: TopK  # one document; `realized_logprob` is finite except for the first token
+    topk: TopK  # one document; `completed` fills in missing values of `realized_logprob`
     ranks: NDArray[np.int64]  # [S]
 
 
@@ -41,9 +41,10 @@ def ranked_topk(
 
 
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
-    """Fill in missing log-probabilities of realized tokens, because trainers require all values.
+    """Fill in missing log-probabilities of the text's tokens, because trainers require all values.
 
-    A token without a value gets an equal part of the rest.
+    The rest of a row is divided equally among the tokens that are not candidates. A token without
+    a value gets one of these parts.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
@@ -64,14 +65,15 @@ def ranked(topk: TopK) -> RankedTopK:
 def ranked_entries(
     scores: RankedTopK, top_k: int, vocab_size: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return candidates in the layout of servers: the realized token, then the `top_k` best.
+    """Return the entries of a server's response: the text's token, then the best candidates.
 
-    If a row has fewer candidates, the lowest other ids are added. They share the rest of the
-    probability equally.
+    If a row has fewer than `top_k` candidates, the lowest other ids are added. Each added id gets
+    an equal part of the rest, as in `completed`, but is never more likely than a candidate.
 
     Returns:
-        ids, log-probabilities and ranks, `[S, K + 1]`, and the number of entries in each row,
-        `[S]`: 0 for the first token, K if the realized token is one of the K best, otherwise K + 1.
+        ids, log-probabilities and ranks, `[S, K + 1]`, and the number of valid entries in each row,
+        `[S]`. The first row has no valid entries. Another row has K valid entries if the text's
+        token is one of the K best, otherwise K + 1.
     """
     topk, requested = scores.topk, top_k
     top_k = min(requested, vocab_size - 1)  # in addition to the realized token

@@ -17,12 +17,12 @@ from xtok.teachers.formats.flat_values import JsonRow, json_document
 from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
 
 ROUTE = "/generate"
-MORE = "raise the limit of the proxy in front of it to {}, because SGLang itself has no limit"
+MORE = "raise the limit of the proxy in front of SGLang to {}; SGLang itself has no limit"
 """Advice for a server that returns too few candidates."""
 
 TOKENIZER = "--tokenizer-path"
 
-_HINT = "request return_logprob, logprob_start_len: 0 and top_logprobs_num: K from the server"
+_HINT = "send requests with return_logprob: true, logprob_start_len: 0 and top_logprobs_num: K"
 
 
 def read(answer: Mapping[str, Any], location: object) -> TopK:
@@ -48,7 +48,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
 
 
 def _row(entry: Any, top: Any) -> JsonRow:
-    """Return the candidates at a token. If the token itself is not a candidate, it is appended."""
+    """Return the candidates for a token. Append the token itself if it is not a candidate."""
     row = [(i, logprob) for logprob, i, *_ in top or ()]
     return [*row, (entry[1], entry[0])] if row and entry[1] not in dict(row) else row
 
@@ -76,7 +76,7 @@ def _as_list(values: Any, dtype: str) -> list[Any]:
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the body of a request that returns `top_k` candidates for each of these ids."""
+    """Return the body of a request for `top_k` candidates for each of these ids."""
     return {
         "input_ids": ids,
         "sampling_params": {"temperature": temperature, "max_new_tokens": 0},

@@ -1,4 +1,7 @@
-"""Responses of servers as msgspec structs. Only `serve` requires msgspec."""
+"""Responses of servers as msgspec structs.
+
+Only `serve` and `check_server` require msgspec.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Read and write vLLM's format (version 0.33).
 
-The first token has null, and each later token has `{"<id>": {"logprob": …, "rank": …}, …}`.
+The entry of the first token is null. Each later token has the entry
+`{"<id>": {"logprob": …, "rank": …}, …}`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MORE = "start it with --max-logprobs {}"
 
 TOKENIZER = "--tokenizer"
 
-_HINT = "request prompt_logprobs: K, return_token_ids: true and max_tokens: 1 from the server"
+_HINT = "send requests with prompt_logprobs: K, return_token_ids: true and max_tokens: 1"
 
 
 def read(answer: Mapping[str, Any], location: object) -> TopK:
@@ -69,8 +70,9 @@ def _id(key: str) -> int:
 def lines(documents: Documents, model: str) -> Iterator[bytes]:
     """Yield one JSON line per document, in the format of `/v1/completions`.
 
-    The candidates and the realized token are sorted by rank. The first token has null, and other
-    tokens without a prediction have an empty object. NaN and infinity in other columns become null.
+    The candidates and the text's token are sorted by rank. The entry of the first token is null.
+    Each other token without a prediction has an empty object. NaN and infinity in other columns
+    become null.
     """
     topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
@@ -99,10 +101,13 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
 
 
 def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[str, Any]]:
-    """Return entries sorted by rank, with the realized token unless its value is NaN."""
+    """Return the entries of a row, sorted by rank.
+
+    The text's token is included, unless its log-probability is NaN or the row is empty.
+    """
     if row and realized == realized and token not in row:
         row[token] = realized
-        # The realized token is last among equal values.
+        # Among tokens with equal values, the text's token is last.
         row = dict(sorted(row.items(), key=lambda entry: -entry[1]))
     return {
         str(i): {"logprob": logprob, "rank": rank, "decoded_token": None}
@@ -114,7 +119,7 @@ def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the body of a request that returns `top_k` candidates for each of these ids."""
+    """Return the body of a request for `top_k` candidates for each of these ids."""
     return {
         "model": model, "prompt": ids, "max_tokens": 1, "temperature": temperature,
         "prompt_logprobs": top_k,
