@@ -31,7 +31,7 @@ CONNECT_TIMEOUT = 10.0
 class Cluster:
     """A Ray cluster, and the tokenizers that its nodes load.
 
-    A tokenizer is a repo id, or the path of a folder or file that exists on all nodes.
+    `student` and `teacher` are repo ids, or paths of folders or files that exist on all nodes.
     """
 
     student: str
@@ -49,8 +49,8 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
     """Make all parts of a job on a cluster, and return their summaries.
 
     Raises:
-        XtokError: if Ray or the cluster is not available, if a node lacks a file, if its packages
-            or tokenizers differ, if a task is lost, or if the projection fails.
+        XtokError: if Ray or the cluster is not available, if a node lacks a file or has different
+            packages or tokenizers, if a task is lost, or if the projection fails.
     """
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()

@@ -154,11 +154,11 @@ def _as_json(recipe: Recipe) -> bytes:
 
 @contextmanager
 def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
-    """Lock an output while this run makes its parts, and delete the parts at the end.
+    """Lock an output while its parts are written, and delete the parts at the end.
 
     Raises:
-        XtokError: if another run makes the same output, or the folder contains parts of a different
-            job.
+        XtokError: if another run writes the same output, or the folder contains parts of a
+            different job.
     """
     busy = OutputError(
         f"another run is writing {target}", hint="wait until it ends, or choose a different output"
@@ -223,7 +223,7 @@ class PartSummary:
 def make_part(
     job: ProjectJob, shard: int, translator: Translator, advance: Callable[[int, int], object]
 ) -> PartSummary:
-    """Make the part of a shard and return its summary. An existing part is kept.
+    """Write the part of a shard, and return the part's summary. An existing part is kept.
 
     `advance` is called with the number of bytes that were read, and the number of tokens that were
     written.

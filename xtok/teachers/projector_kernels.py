@@ -55,7 +55,8 @@ class TeacherTokens(NamedTuple):
 class RowBlock(NamedTuple):
     """A block of student rows: their positions in teacher tokens, and up to `top_k` candidates."""
 
-    position: NDArray[np.int64]  # [rows], teacher token at the first byte of the student token
+    # [rows], index of the teacher token that contains the student token's first byte
+    position: NDArray[np.int64]
     inside: NDArray[np.int64]  # [rows], offset of this byte in the teacher token
     is_aligned: NDArray[np.bool_]  # [rows], whether both tokens start at the same byte
     path_end: NDArray[np.int64]  # [rows], index of the teacher token where `_follow_path` stops
@@ -82,13 +83,14 @@ class Scratch(NamedTuple):
 class Contributions(NamedTuple):
     """The contributions to a row before the map is applied, with room for more contributions."""
 
-    destination: NDArray[np.int32]  # student token (s), row t of the map (-2 - t), or the rest (-1)
+    # a student token, or -2 - t for row t of the map, or -1 for the rest
+    destination: NDArray[np.int32]
     amount: NDArray[np.float64]  # probability
 
 
 @kernel
 def project_rows(arrays, todo, is_same, top_k, width, max_missing):  # type: ignore[no-untyped-def]
-    """Project the rows `todo`, and return the keys of missing stems.
+    """Project the rows with the indices `todo`, and return the keys of missing stems.
 
     `arrays` contains a `TeacherTokens`, the predictions as `TopK`, a `StemTable`, and a `RowBlock`,
     which receives the results. If a row needs a stem that is not in the `StemTable`, the row stays
@@ -424,7 +426,7 @@ def _bucket(bits):  # type: ignore[no-untyped-def]
 
 @inner_kernel
 def _edge(bucket):  # type: ignore[no-untyped-def]
-    """Return the bits of the smallest probability in a bucket (not for the lowest bucket)."""
+    """Return the bits of the smallest probability in a bucket, except for the lowest bucket."""
     return (bucket + (1023 << 4) - BUCKETS + 1) << 48
 
 

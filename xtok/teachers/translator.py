@@ -82,7 +82,7 @@ class SharedText(NamedTuple):
         spans: list[tuple[slice, slice]] | None = None,
         mask: NDArray[np.bool_] | None = None,
     ) -> Self:
-        """Create a text in which each student token is spelled as itself.
+        """Create a text in which `spelled` is equal to the student's ids.
 
         If `spans` is None, both sides have equal bytes.
         """

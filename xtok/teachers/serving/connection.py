@@ -245,7 +245,10 @@ def _without_password(url: httpx.URL | str) -> str:
 
 
 def _proxy_for(url: httpx.URL) -> str | None:
-    """Return the environment's proxy for an address. `NO_PROXY` can contain networks."""
+    """Return the proxy that the environment defines for an address, if any.
+
+    `NO_PROXY` can contain networks.
+    """
     proxies = getproxies()
     excluded = map(str.strip, proxies.get("no", "").split(","))
     if is_loopback(url.host) or proxy_bypass(url.host) or any(_in(url.host, e) for e in excluded):

@@ -90,8 +90,8 @@ class Proxy:
     """The web application that translates between trainers and the teacher's server.
 
     Args:
-        translator: translator of the student and the teacher.
-        teacher: the connected server.
+        translator: converts the student's ids, and projects the teacher's scores.
+        teacher: a client that is connected to the teacher's server.
         api_key: the Bearer token that clients must send, if any.
         teacher_system: the default system text for the teacher only.
         note: called once for each ignored field, and once if a temperature is ignored.

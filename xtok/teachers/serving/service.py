@@ -47,7 +47,7 @@ def serve(
         back_map: a map from the teacher (rows) to the student (columns), or its path; see
             `project`.
         note: called with notes for the user.
-        on_ready: called with the server's address when it accepts requests.
+        on_ready: called with the server's address as soon as the server accepts requests.
 
     Raises:
         XtokError: if the teacher's server is not usable, the address is in use, a package is

@@ -171,10 +171,11 @@ class TeacherServer:
     async def difference(self, tokenizer: Tokenizer) -> str | None:
         """Compare the server's tokenizer with a local tokenizer.
 
-        If the server's response contains its context length, set `max_model_len`.
+        If the response contains the context length of the server, set `max_model_len`.
 
         Returns:
-            the difference, "" if they are equal, or None if the server provides nothing to compare.
+            the difference, "" if the tokenizers are equal, or None if the server provides nothing
+            to compare.
         """
         [ids] = tokenizer.encode_batch([PROBE])
         body = {"model": self.model, "prompt": PROBE, "add_special_tokens": False}
