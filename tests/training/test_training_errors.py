@@ -175,7 +175,7 @@ ERRORS: Errors = {
         (lambda: make_objective([None], "gold", GOOD), "gold needs a model as its teacher"),
         (lambda: make_objective([bytes_pair()], "topk-kl"), "topk-kl needs stored predictions"),
     ],
-    "use the loss event-kl, with the output of `xtok events STUDENT TEACHER`": [
+    "use the loss 'event-kl' with a map from `xtok events STUDENT TEACHER`": [
         (
             lambda: make_objective(
                 [xtok.load_pair("bytes", "small/small-digits")], "same-tokenizer"

@@ -269,7 +269,7 @@ def locked(
             except Timeout:
                 if busy is not None:
                     raise busy from None
-                note(f"waiting for another process that writes {target}")
+                note(f"waiting for another process that is writing {target}")
                 lock.acquire(timeout=timeout)
         except Timeout:
             note(f"waited {timeout:g} seconds for {target}; writing it in this process as well")

@@ -1,4 +1,4 @@
-"""Build maps from counts on synthetic or real text."""
+"""Build maps by counting aligned tokens in synthetic or real text."""
 
 from __future__ import annotations
 

@@ -293,7 +293,9 @@ class DistillationCollator:
 
     def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         if (count := len(self.teachers)) != 1:
-            raise ValueError(f"rows of log-probabilities need one teacher, but there are {count}")
+            raise ValueError(
+                f"rows with log-probabilities require exactly one teacher, not {count}"
+            )
         for n, row in enumerate(rows):
             check_fields(row, f"sample {n}", "input_ids")
         teacher, realized = zip(*map(read_scored_row, rows), strict=True)

@@ -227,7 +227,7 @@ def _named_loss(
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
             f"same-tokenizer needs equal tokenizers, but {student} and {teacher} differ",
-            hint="use the loss event-kl, with the output of `xtok events STUDENT TEACHER`",
+            hint="use the loss 'event-kl' with a map from `xtok events STUDENT TEACHER`",
         )
     if spec.map is None or pair is None:
         return make_loss(spec.name, config=config)

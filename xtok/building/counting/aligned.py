@@ -1,4 +1,4 @@
-"""Find chunks: text between shared token boundaries that has equal bytes on both sides."""
+"""Align texts, and find chunks: pieces of text with the same bytes in both tokenizations."""
 
 from __future__ import annotations
 
