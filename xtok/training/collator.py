@@ -293,9 +293,7 @@ class DistillationCollator:
 
     def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         if (count := len(self.teachers)) != 1:
-            raise ValueError(
-                f"rows with log-probabilities require exactly one teacher, not {count}"
-            )
+            raise ValueError(f"rows with log-probabilities require one teacher, not {count}")
         for n, row in enumerate(rows):
             check_fields(row, f"sample {n}", "input_ids")
         teacher, realized = zip(*map(read_scored_row, rows), strict=True)
