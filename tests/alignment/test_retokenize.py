@@ -239,7 +239,7 @@ def test_shapes_that_do_not_fit(digits: Tokenizer, byte_level: Tokenizer) -> Non
     collator = DistillationCollator(digits, byte_level)
     ids, mask, labels = padded_rows(digits, *PAIRS, side="left")
     for args in ((ids[0], mask, labels), (ids, mask[:1], labels)):
-        with pytest.raises(ValueError, match=r"are not all \[B, T\]$"):
+        with pytest.raises(ValueError, match=r", expected equal shapes \[B, T\]$"):
             collator.from_student_ids(*args)
     with pytest.raises(ValueError, match=r"^1 teacher_messages for 2"):
         collator.from_student_ids(ids, mask, labels, teacher_messages=[None])

@@ -379,7 +379,7 @@ def test_collator_notes_unused_keys(byte_level: Tokenizer) -> None:
     assert collator_warnings([Message("user", "boats?"), Message("assistant", "Seven")]) == []
     assert collator_warnings([ASK, {**SEVEN, "finish_reason": "stop", "id": 3}]) == []
     assert collator_warnings(row, max_length=2)[0].startswith(
-        "max_length 2 cuts all targets of a sample"
+        "max_length 2 cuts off all targets of a sample"
     )
 
 

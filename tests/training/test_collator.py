@@ -315,8 +315,8 @@ def top(ids: list[Any], logprobs: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 rows"),
-        ({"valid": [True]}, "valid has 1 rows"),
+        ({"topk_ids": [[6, 2], [7]]}, "topk_ids has 2 values"),
+        ({"valid": [True]}, "valid has 1 values"),
         ({"topk_ids": [[], [6, 7], []]}, "different numbers"),
         (top([[6], [7], [8]], [[-1.0]] * 3), "row 0 must be empty"),
         (

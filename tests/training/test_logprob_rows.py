@@ -91,9 +91,9 @@ def test_a_trainer_without_a_teacher(collator: DistillationCollator, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"realized_logprob": [-1.0]}, "realized_logprob has 1 rows"),
+        ({"realized_logprob": [-1.0]}, "realized_logprob has 1 values"),
         ({"realized_logprob": [-1.0, -1.0]}, "the first token"),
-        ({"realized_logprob": [None, 0.5]}, "realized_logprob has 0.5"),
+        ({"realized_logprob": [None, 0.5]}, "realized_logprob contains 0.5"),
     ],
 )
 def test_error_names_invalid_log_probabilities(

@@ -86,7 +86,7 @@ def test_the_context_is_cut_from_its_left_and_the_text_never(
         usual_chunk = collator([TEXT])["teachers"][0]["alignment"].teacher_chunk_id[0]
         assert chunk.tolist() == [*usual_chunk[:1], *[-1] * len(kept), *usual_chunk[1:]]
         notes = [str(w.message) for w in caught]
-        assert any("the additional text" in note for note in notes) == (room < len(context))
+        assert any("text that only teacher" in note for note in notes) == (room < len(context))
         assert any("sample 0 (to nothing)" in note for note in notes) == (room <= 0)
 
 
@@ -236,7 +236,7 @@ def test_the_conversation_before_an_answer_is_cut_from_its_left(
     for cut in (1, 9, 30):
         end = len(ids) - cut
         collator = DistillationCollator(digits, teacher, student_template="plain", max_length=end)
-        with pytest.warns(UserWarning, match="additional text .*sample 0$"):
+        with pytest.warns(UserWarning, match="only teacher .*sample 0$"):
             [side] = collator([sample])["teachers"]
         cut_row = read_row(side, 0)
         assert cut_row[0] == [ids[0], *ids[cut + 1 :]]

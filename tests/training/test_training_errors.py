@@ -136,11 +136,11 @@ ERRORS: Errors = {
     "use a text-only model with one input-embedding layer": [
         (
             lambda: transplanted(model_type="gemma3", text_config={"num_hidden_layers": 1}),
-            "model is a gemma3 model, which also takes other input than text; unsupported",
+            "model is a gemma3 model, which also reads input other than text: not supported",
         ),
         (
             lambda: transplanted(model_type="gemma3n_text", hidden_size=8),
-            "model is a gemma3n_text model, which has embeddings in each layer; unsupported",
+            "model is a gemma3n_text model, which has embeddings in each layer: not supported",
         ),
     ],
     "name a folder": [
@@ -159,7 +159,7 @@ ERRORS: Errors = {
             "the output cannot be written: new is a file, not a folder",
         ),
     ],
-    "pass one map per teacher, as map= of the trainer or of make_loss": [
+    "pass map= to the trainer (one map per teacher) or to make_loss": [
         (lambda: losses.make_loss("p-kl"), "p-kl requires a projection map"),
     ],
     "remove the map, or use one of p-kl, event-kl, csd, gold, h-kl": [
@@ -180,7 +180,7 @@ ERRORS: Errors = {
             lambda: make_objective(
                 [xtok.load_pair("bytes", "small/small-digits")], "same-tokenizer"
             ),
-            "same-tokenizer needs equal tokenizers, but bytes and small-digits differ",
+            "the loss same-tokenizer needs equal tokenizers, but bytes and small-digits differ",
         ),
     ],
     "train the map in your own loop, as scripts/examples/distill.py does, then pass the map "

@@ -241,7 +241,7 @@ def test_the_folder_has_all_files_of_a_model(model: Path, new: Path, tmp_path: P
     (model / "generation_config.json").write_text(json.dumps(generation))
     result = xtok.transplant(model, source, tmp_path / "new")
     assert result.notes == (
-        "removed from the configs (ids of the old tokenizer): sep_token_id, suppress_tokens",
+        "keys removed from the configs (ids of the old tokenizer): sep_token_id, suppress_tokens",
     )
     assert file_names(tmp_path / "new") == [
         "LICENSE", "chat_template.jinja", "config.json", "generation_config.json",

@@ -1,4 +1,4 @@
-"""The data collator: tokenizes texts or conversations for both sides, and aligns them."""
+"""The data collator, which tokenizes samples for student and teachers, and aligns the tokens."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Samples:
 
 
 class SideBatch(TypedDict, total=False):
-    """One side of a batch, for one model: B rows of T tokens.
+    """The part of a batch that one model reads: B rows of T tokens.
 
-    A collator stores values at the tokens' own positions. `prepare` adds shifted values for the
-    losses: position i contains the value of token i + 1.
+    In a collator's batch, position i contains the values of token i. `prepare` adds shifted values
+    for the losses: their position i contains the value of token i + 1.
     """
 
     input_ids: torch.Tensor
@@ -81,38 +81,38 @@ class SideBatch(TypedDict, total=False):
     """The texts and conversations, unless the batch was made from ids."""
 
     alignment: PaddedAlignment[torch.Tensor]
-    """Only for teachers: the chunks of the student's and the teacher's tokens."""
+    """Only for teachers: the alignment of the student's tokens with this teacher's tokens."""
 
     realized_logprob: torch.Tensor
     """float32 `[B, T]`, only for `alm` with stored log-probabilities: NaN for unknown values."""
 
     stored: StoredTopK
-    """The predictions of a `TopKCollator`, without a shift. This teacher has no other keys."""
+    """Predictions from a `TopKCollator`, not shifted. The teacher then has no other keys."""
 
     targets: torch.Tensor
     """int64 `[B, T]`, from `prepare`: the shifted labels, -100 at padding."""
 
     shifted: ShiftedAlignment[torch.Tensor]
-    """From `prepare`: the alignment after `shift_to_predictions`."""
+    """From `prepare`: the result of `shift_to_predictions(alignment)`."""
 
     teacher_logprobs: torch.Tensor
     """float32 `[B, T]`, from `prepare`: the shifted `realized_logprob`."""
 
     target_bytes: torch.Tensor
-    """int64 `[B, T]`, only during `audit`: the number of bytes of text in each target."""
+    """int64 `[B, T]`, only during `audit`: the number of text bytes that each target covers."""
 
 
 class Batch(SideBatch, total=False):
     """A batch: the student's side, and a side for each teacher.
 
-    Trainers add `count`, `totals` and `step_losses`, which `Objective` describes.
+    Trainers add `count`, `totals` and `step_losses`, which `Objective.terms` uses.
     """
 
     teachers: list[SideBatch]
     """One side per teacher."""
 
     count: torch.Tensor
-    """int64 `[1 + teachers]`: the number of targets and of each loss's terms in this batch."""
+    """int64 `[1 + teachers]`: the number of targets, then the number of terms of each loss."""
 
     totals: torch.Tensor
     """int64 `[1 + teachers]`: the sums of `count` over the optimizer step."""
@@ -126,18 +126,18 @@ class DistillationCollator:
 
     A sample is a text, a list of messages, or a mapping with `text` or `messages`, and optionally
     `tools` and `chat_template_kwargs`. Each model's chat template renders the conversations. Only
-    the assistant's answers are targets. Rows are padded on the right. If `max_length` cuts a chunk,
-    the whole chunk is dropped.
+    the assistant's answers are targets. Rows are padded on the right. If `max_length` cuts off a
+    part of a chunk, the alignment excludes the whole chunk.
 
-    The teachers can read more than the student: `teacher_context` is a text that precedes `text`.
-    `teacher_messages` (messages, or an object with `messages`, `tools` and `chat_template_kwargs`)
-    replaces `messages`, but must end with the same answers. Each of these values can be a list with
-    one value per teacher. If a row exceeds `max_length`, the additional text is cut first, from the
-    left.
+    The teachers can read more than the student. `teacher_context` is a text that they read before
+    `text`. `teacher_messages` (messages, or an object with `messages`, `tools` and
+    `chat_template_kwargs`) replaces `messages`, but must end with the same answers. Each of the two
+    fields can also be a list with one value per teacher. If a teacher's row exceeds `max_length`,
+    the text that only the teacher reads is cut first, from the left.
 
-    `Batch` describes the keys of the batch. Labels and chunk ids are stored at the tokens' own
-    positions. **Shift the alignment** with `prepare` or `xtok.shift_to_predictions` before you
-    compute a loss; xtok's losses reject an alignment that is not shifted.
+    `Batch` describes the keys of the batch. The label and the chunk id of token i are at position
+    i. **Shift the alignment** with `prepare` or `xtok.shift_to_predictions` before you compute a
+    loss; xtok's losses reject an alignment that is not shifted.
 
     For `alm` with stored log-probabilities of one teacher, a sample is a mapping of lists:
     `input_ids`, `realized_logprob` (the natural log-probability of each token; None for the first
@@ -149,14 +149,15 @@ class DistillationCollator:
     ([[104, 105], [104, -100]], [2, 1])
 
     Args:
-        student: a repo id, a path or a loaded tokenizer, as in `load_tokenizer`.
-        teachers: one model or a list; an empty list trains without teachers.
+        student: a repo id, a path or a loaded tokenizer (see `load_tokenizer`).
+        teachers: one teacher, or a list of teachers. An empty list trains without teachers.
         max_length: maximum number of tokens of a sample, on each side.
-        bos: begin texts with the declared bos token, unless they already do.
-        eos: end texts with the declared eos token, unless they already do.
-        max_comb_len: as in `TokenAligner`.
-        student_template: a chat template that replaces the student tokenizer's own.
-        teacher_templates: one chat template per teacher; None uses the tokenizer's own.
+        bos: add the declared bos token before each text that does not begin with it.
+        eos: add the declared eos token after each text that does not end with it.
+        max_comb_len: see `TokenAligner`.
+        student_template: a chat template that replaces the template of the student's tokenizer.
+        teacher_templates: one chat template per teacher. None uses the template of the teacher's
+            tokenizer.
 
     Raises:
         ValueError: if the numbers of teachers and templates differ.
@@ -211,8 +212,8 @@ class DistillationCollator:
         student = self.rows(0, student_samples)
         if any(r.is_target.any() and not r.is_target[: self.max_length].any() for r in student):
             note = (
-                f"max_length {self.max_length} cuts all targets of a sample, so this sample has "
-                "no effect"
+                f"max_length {self.max_length} cuts off all targets of a sample, so this sample "
+                "has no effect"
             )
             warnings.warn(note, stacklevel=2)
         batch = _pad(student, self.student, self.max_length)
@@ -236,16 +237,17 @@ class DistillationCollator:
         """Build a batch from rows of student ids, for example in on-policy training.
 
         The teachers read the same bytes, tokenized with their own vocabulary (`Retokenizer`). Only
-        targets are aligned, each turn separately. `max_length` applies only to the teachers' rows.
+        targets are aligned, one answer at a time. `max_length` applies only to the teachers' rows.
 
         Args:
             input_ids: int64 `[B, T]`, padded on either side.
             attention_mask: `[B, T]`, 0 for padding.
             labels: int64 `[B, T]`, -100 for prompts and padding.
             teacher_messages: for each row, the prompt that the teachers read instead of the
-                student's prompt: messages, an object as in a sample, or a text. None keeps the
-                student's prompt. A row's value can be a list with one value per teacher.
-            teacher_context: for each row, a text that precedes the prompt, as in a sample.
+                student's prompt. A prompt is a text, a list of messages, or an object (see
+                `teacher_messages` of a sample). None keeps the student's prompt. A row's value can
+                also be a list with one prompt per teacher.
+            teacher_context: for each row, a text that only the teachers read, before the prompt.
 
         Raises:
             XtokError: if a teacher cannot spell the bytes or render a conversation.
@@ -255,7 +257,7 @@ class DistillationCollator:
         if len(shape) != 2 or any(tuple(x.shape) != shape for x in (attention_mask, labels)):
             raise ValueError(
                 f"input_ids {list(shape)}, attention_mask {list(attention_mask.shape)} and labels "
-                f"{list(labels.shape)} are not all [B, T]"
+                f"{list(labels.shape)}, expected equal shapes [B, T]"
             )
         prompts = self._values_by_teacher("teacher_messages", teacher_messages, shape[0])
         contexts = self._values_by_teacher("teacher_context", teacher_context, shape[0])
@@ -293,7 +295,7 @@ class DistillationCollator:
 
     def _logprob_batch(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
         if (count := len(self.teachers)) != 1:
-            raise ValueError(f"rows with log-probabilities require one teacher, not {count}")
+            raise ValueError(f"samples with input_ids require one teacher, not {count}")
         for n, row in enumerate(rows):
             check_fields(row, f"sample {n}", "input_ids")
         teacher, realized = zip(*map(read_scored_row, rows), strict=True)
@@ -396,10 +398,11 @@ class DistillationCollator:
         return rows
 
     def target_bytes(self, number: int, side: SideBatch) -> torch.Tensor:
-        """Return the number of bytes of text that each target covers, int64 `[B, T]`, on the CPU.
+        """Return the number of text bytes that each target covers, int64 `[B, T]`, on the CPU.
 
-        `number` is 0 for the student and n for the nth teacher; `side` is its part of a prepared
-        batch. If the batch contains no texts, the number is the token's own length.
+        `number` is 0 for the student and n for the nth teacher. `side` is this model's part of a
+        prepared batch. If the batch contains no texts, a target covers as many bytes as its token
+        contains.
         """
         tokenizer, targets = [self.student, *self.teachers][number], side["targets"].cpu()
         sizes = torch.from_numpy(tokenizer.table.lengths)[targets.clamp(min=0)]
@@ -418,12 +421,12 @@ class DistillationCollator:
                 cut_rows.append(f"sample {index}" + " (to nothing)" * (not has_room))
         if cut_rows:
             name = teacher.vocabulary.model_id
-            note = f"the additional text of {name} is cut from the left to fit max_length {end}"
+            note = f"text that only teacher {name} reads is cut from the left to max_length {end}"
             warnings.warn(f"{note}: {listed(cut_rows)}", stacklevel=4)
 
 
 def slice_rows(batch: Batch, num_rows: int) -> Batch:
-    """Return the first rows of a collator's batch; call it before `prepare`."""
+    """Return the first rows of a collator's batch. Prepared batches are not supported."""
     part: Batch = map_tensors(batch, lambda tensor: tensor[:num_rows])
     for side_batch in (part, *part["teachers"]):
         if "samples" in side_batch:
@@ -433,9 +436,10 @@ def slice_rows(batch: Batch, num_rows: int) -> Batch:
 
 
 def prepare(batch: Batch, device: torch.device | str = "cpu") -> Batch:
-    """Shift labels and alignments to the predicting positions, and move the batch to a device.
+    """Shift labels and alignments by one position, and move the batch to a device.
 
-    Returns a copy with the additional keys that `SideBatch` lists.
+    The logits at position i predict token i + 1, so the shifted values of token i + 1 are at
+    position i. Returns a copy of the batch with additional keys (see `SideBatch`).
 
     >>> batch = xtok.training.prepare(xtok.DistillationCollator("bytes", "bytes")(["hi"]))
     >>> batch["labels"].tolist(), batch["targets"].tolist()
@@ -471,7 +475,7 @@ class _TokenizerFile(NamedTuple):
         if isinstance(source, Path) and source.is_file():
             shutil.copy(source, folder)
         else:
-            sys.stderr.write(f"note: {folder} contains no tokenizer; load {name} with the model\n")
+            sys.stderr.write(f"note: {folder} has no tokenizer; use the tokenizer {name}\n")
 
 
 def _respell(retokenizer: Retokenizer, rows: Sequence[Sequence[Part]]) -> list[list[Part]]:

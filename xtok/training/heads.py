@@ -29,16 +29,17 @@ if TYPE_CHECKING:
     from xtok.training.collator import SideBatch
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
-"""Configuration keys of a factor for the logits, in order: Cohere; Granite (a divisor) and
-HyperCLOVA X; Falcon H1; Muse."""
+"""Configuration keys for a factor of the logits. Models that use them, in this order: Cohere;
+Granite (a divisor) and HyperCLOVA X; Falcon H1; Muse."""
 
 SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
-"""Configuration keys of the softcap c in c · tanh(logits / c), in order: Gemma and nanochat;
-RecurrentGemma."""
+"""Configuration keys for the softcap c in c · tanh(logits / c). Models that use them, in this
+order: Gemma and nanochat; RecurrentGemma."""
 
 PROBES = 0.0, 64.0, 1024.0
-"""Largest |hidden · weight| at the positions that `find_head` compares (0: not scaled). Large
-values reveal a factor or a softcap even if the model's own logits are small."""
+"""`find_head` compares three positions. It scales the hidden states of each position so that the
+largest |hidden · weight| is about this value (0: no scaling). Large values reveal a factor or a
+softcap even if the model's logits are small."""
 
 WHOLE_LOGITS_HINT = "pass hidden_states=False to a trainer, or wanted=False to find_heads"
 
@@ -94,11 +95,12 @@ def find_heads(
     support: Sequence[bool],
     wanted: bool | None = None,
 ) -> tuple[list[Head | None], list[str]]:
-    """Return each model's head, or None if the model needs whole logits, and notes with reasons.
+    """Return the head of each model, and notes. The head is None if a model needs whole logits.
 
     `models` are the student and its teachers (None for stored predictions), and `sides` are the
-    models' parts of a batch. `support` is True for a model if all losses that read its logits
-    accept hidden states. If `wanted` is False, all models compute whole logits.
+    models' parts of a batch. `support` contains one value per model: True if all losses that read
+    its logits accept hidden states. If `wanted` is False, all models compute whole logits. The
+    notes give the reason for each model that computes whole logits.
 
     Raises:
         XtokError: if `wanted` is True, and a loss or a model does not support hidden states.
@@ -136,7 +138,7 @@ def why_whole_logits(model: Any) -> str | None:
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", True):
         return f"{name} is not a decoder of Transformers"
     if not accepts(inner, "logits_to_keep"):
-        return f"the forward of {name} has no logits_to_keep"
+        return f"the forward method of {name} has no argument logits_to_keep"
     decoder = linear = None
     with suppress(AttributeError, NotImplementedError):
         decoder, linear = inner.get_decoder(), inner.get_output_embeddings()
@@ -168,9 +170,9 @@ def _weight_problem(weight: Tensor) -> str | None:
 
 @torch.no_grad()
 def find_head(model: Any, ids: Tensor) -> Head | str:
-    """Find a head that reproduces the model's logits at three positions of ids `[B, T]`.
+    """Find a head that reproduces the model's logits at three positions of the first row of ids.
 
-    If no head reproduces the logits, return the reason.
+    `ids` are int64 `[B, T]`. Returns the reason, as a text, if no head reproduces the logits.
     """
     inner = unwrap(model)
     decoder, linear = inner.get_decoder(), inner.get_output_embeddings()

@@ -18,10 +18,10 @@ from xtok.training.sparse import check_width, project_sparse, work_dtype
 class ProjectionModule(nn.Module):
     """Projects student probabilities `[..., V_student]` to teacher probabilities with a map.
 
-    If the module is learnable, the weights of each row are the softmax of parameters that are
-    initialized from the map. The weight of a scale slot is the sigmoid of its parameter, and the
-    other entries of the row share the remaining weight. Each row sums to 1, so the weight of a
-    single entry never changes.
+    If the module is learnable, the weights of each row are the softmax of parameters. The map's
+    weights initialize these parameters. The weight of a scale slot is the sigmoid of its parameter,
+    and the other entries of the row share the remaining weight. Each row sums to 1, so the weight
+    of an entry never changes if its row has no other entry.
 
     >>> import torch
     >>> module = xtok.ProjectionModule(xtok.build("bytes", "bytes"))
@@ -106,7 +106,7 @@ class ProjectionModule(nn.Module):
             student_probs: `[..., V_s]`; columns beyond the map's width are ignored.
 
         Returns:
-            `[..., V_teacher]`, float32 under any autocast, or float64 for float64 inputs.
+            `[..., V_teacher]`, float32 even under autocast, or float64 for float64 inputs.
 
         Raises:
             XtokError: if the probabilities are narrower than the map.
@@ -118,7 +118,7 @@ class ProjectionModule(nn.Module):
         return projected.reshape(*student_probs.shape[:-1], self.shape[1])
 
     def to_map(self) -> ProjectionMap:
-        """Return the map with the current weights, and without entries that became 0.
+        """Return a map with the current weights. Entries with weight 0 are removed.
 
         A learnable module adds a step `learn` to the map's history. Changed rows get the kind
         MIXED.

@@ -31,7 +31,7 @@ class LossTerms(NamedTuple):
     """The loss of a batch and its parts, as scalars. Only `loss` has a gradient."""
 
     loss: Tensor
-    cross_entropy: Tensor  # the student's cross-entropy; 0 with weight 0
+    cross_entropy: Tensor  # the student's cross-entropy; 0 if its weight is 0
     distillation: Tensor  # weighted sum of the teachers' losses
     coverage: Tensor  # share of the targets that are in a chunk, averaged over the teachers
     router: Tensor  # weighted router loss of a mixture of experts; 0 for other models
@@ -39,7 +39,7 @@ class LossTerms(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The student's loss. Gradient accumulation and the number of processes do not change it."""
+    """The student's loss, independent of gradient accumulation and the number of processes."""
 
     losses: Sequence[BatchLoss]  # one loss per teacher
     teacher_weights: Sequence[float] | None = None  # None: each weight is 1
@@ -50,7 +50,7 @@ class Objective:
         if not (distils or self.combine.cross_entropy_weight or self.combine.dynamic_scaling):
             raise XtokError(
                 "the weights of distillation and cross-entropy are both 0, so nothing is trained",
-                hint="set cross_entropy_weight above 0, or distillation_weight with a teacher",
+                hint="use a cross_entropy_weight above 0, or a teacher with weights above 0",
             )
 
     @property
@@ -70,10 +70,10 @@ class Objective:
         return [all(per_teacher), *per_teacher]
 
     def count(self, batch: Batch) -> Tensor:
-        """Count the targets, then the terms of each teacher's loss (by default, chunks).
+        """Return the number of targets, then the number of terms of each teacher's loss.
 
-        Sum these counts, int64 `[1 + teachers]`, over all processes and all batches of an optimizer
-        step, and pass the sums to `terms` as `totals`.
+        The terms of most losses are chunks. Sum these counts, int64 `[1 + teachers]`, over all
+        processes and all batches of an optimizer step, and pass the sums to `terms` as `totals`.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
@@ -90,16 +90,18 @@ class Objective:
         step_losses: tuple[Tensor, Tensor] | None = None,
         router: Tensor | None = None,
     ) -> LossTerms:
-        """Return the loss of a batch and its parts; with `totals`, the batch's share of a step.
+        """Return the loss of a batch and its parts.
 
-        The shares of all batches, and their gradients, add up to the loss and the gradient of one
-        batch with all rows. P-KL with `top_k` is an exception, because it chooses its columns for
-        each batch.
+        With `totals`, return the batch's share of the loss of an optimizer step. The shares of all
+        batches in a step, and their gradients, add up to the loss and the gradient of one batch
+        with all rows. P-KL with `top_k` is an exception, because it chooses its columns for each
+        batch.
 
         Args:
-            student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `hidden_support`.
+            student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `hidden_support` is True for the
+                student.
             teacher_logits: `[B, T_t, V_t]` for each teacher; None for stored predictions.
-            batch: a batch of `prepare`.
+            batch: a batch from `prepare`.
             totals: the sums of `count` over all batches of the step.
             step_losses: distillation loss and cross-entropy of the step, for `dynamic_scaling`.
             router: the student's `router_loss`.
@@ -138,8 +140,8 @@ class Objective:
     ) -> tuple[Tensor, Tensor]:
         """Return Σ factor · mean, and the means of the cross-entropy and each teacher's loss.
 
-        The means, `[1 + teachers]`, have no gradient. If `factors` lacks the first factor, the
-        cross-entropy is not computed, and its mean is 0.
+        The means, `[1 + teachers]`, have no gradient. The first factor belongs to the
+        cross-entropy. Without this factor, the cross-entropy is not computed, and its mean is 0.
         """
         sides = zip(self.losses, teachers, batch["teachers"], strict=True)
         plans = [loss.plan(student, logits, batch, side) for loss, logits, side in sides]
@@ -174,14 +176,14 @@ def make_objective(
     >>> objective.count(xtok.training.prepare(collator(["hi"]))).tolist()  # targets, chunks
     [1, 1]
 
-    `losses`, `map` and `config` are one value for all teachers, or a list with one value per
+    Each of `losses`, `map` and `config` is one value for all teachers, or a list with one value per
     teacher.
 
     Args:
         pairs: the `pairs` of a collator, one per teacher; None for stored predictions.
         losses: a name or a `BatchLoss`.
-        map: the map that the loss requires, its file or its module.
-        config: the options of the losses, as in `make_loss`.
+        map: the map that the loss requires: a map, the path of its file, or a `ProjectionModule`.
+        config: the options of the losses (see `make_loss`).
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of the distillation loss and the cross-entropy.
         device: device of the maps.
@@ -226,7 +228,7 @@ def _named_loss(
     if pair is not None and spec.name == "same-tokenizer" and not pair.is_same:
         student, teacher = pair.student.model_id, pair.teacher.model_id
         raise XtokError(
-            f"same-tokenizer needs equal tokenizers, but {student} and {teacher} differ",
+            f"the loss same-tokenizer needs equal tokenizers, but {student} and {teacher} differ",
             hint="use the loss 'event-kl' with a map from `xtok events STUDENT TEACHER`",
         )
     if spec.map is None or pair is None:

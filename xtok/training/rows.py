@@ -1,4 +1,4 @@
-"""Check and pad rows of a batch: columns with one value per token."""
+"""Rows of a batch: check and pad columns with one value per token."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
     """Return the named columns that exist in a row. Each must have one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
-        if len(values) != len(row["input_ids"]):
-            raise ValueError(f"{name} has {len(values)} rows for {len(row['input_ids'])} input_ids")
+        if len(values) != (count := len(row["input_ids"])):
+            raise ValueError(f"{name} has {len(values)} values for {count} input_ids")
     return columns
 
 
@@ -38,7 +38,7 @@ def read_ids(values: Sequence[int], name: str) -> NDArray[np.int64]:
         is_id = np.array([type(v) is int and -(1 << 63) <= v < 1 << 63 for v in ids.tolist()])
     if not is_id.all():
         wrong = ids.tolist()[int(np.flatnonzero(~is_id)[0])]
-        raise ValueError(f"{name} has {wrong}, which is not a token id")
+        raise ValueError(f"{name} contains {wrong}, which is not a token id")
     return ids.astype(np.int64)
 
 
@@ -47,7 +47,7 @@ def read_flags(columns: Mapping[str, Any], name: str, num_tokens: int) -> NDArra
     values = np.asarray(columns.get(name, np.ones(num_tokens, np.bool_)))
     is_flag = np.isin(values, (0, 1)) & (values.dtype.kind in "biuf")
     if not is_flag.all():
-        raise ValueError(f"{name} has {values[~is_flag].tolist()[0]!r}, expected 0 or 1")
+        raise ValueError(f"{name} contains {values[~is_flag].tolist()[0]!r}, expected 0 or 1")
     return values.astype(np.bool_)
 
 
@@ -78,5 +78,5 @@ def to_device(value: _T, device: torch.device | str) -> _T:
 
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
-    """Pad arrays `[T_i, …]` on the right to a tensor `[B, T, …]`; T is at least 1."""
+    """Pad arrays `[T_i, …]` on the right, and stack them to a tensor `[B, T, …]` with T ≥ 1."""
     return torch.from_numpy(pad(rows, fill, padding_side="right"))

@@ -31,7 +31,7 @@ def run(model: Any, side: SideBatch, head: Head | None = None, **options: Any) -
     """Run a model on its side of a batch, and return the model's outputs.
 
     With a head, the outputs' `logits` are `HiddenLogits`. The model can have wrappers such as DDP.
-    A model that adds positions, for example with prompt tuning, raises an `XtokError`.
+    Raises an `XtokError` if the model adds positions, for example with prompt tuning.
     """
     options |= {"input_ids": side["input_ids"], "attention_mask": side["attention_mask"]}
     options["use_cache"] = False
@@ -41,7 +41,7 @@ def run(model: Any, side: SideBatch, head: Head | None = None, **options: Any) -
     if head is None:
         outputs = model(**options)
     else:
-        # Call the wrapper and return the hidden states as outputs, because DDP and FSDP reduce only
+        # Call the wrapper, and add the hidden states to its outputs: DDP and FSDP reduce only the
         # gradients of their outputs.
         inner = unwrap(model)
 
@@ -106,7 +106,7 @@ def preserve_rng(device: torch.device) -> AbstractContextManager[None]:
 
 
 def require_id_rows(model: Any, side_batch: SideBatch, index: int) -> None:
-    """Raise an `XtokError` if an id has no embedding, because this crashes a GPU.
+    """Raise an `XtokError` if an id has no embedding, because such an id crashes a GPU.
 
     Issues a warning if rows are longer than the model's maximum number of positions.
     """
@@ -117,8 +117,8 @@ def require_id_rows(model: Any, side_batch: SideBatch, index: int) -> None:
     name = f"{f'teacher {index}' if index else 'the student'}, {model_name(model)},"
     if limit is not None and 0 < limit < side_batch["input_ids"].shape[1]:
         warnings.warn(
-            f"{name} has {limit:,} positions, but rows are longer: it fails on later tokens, or "
-            "predicts them badly; shorten the rows with max_length",
+            f"{name} has {limit:,} positions, but rows are longer: the model will fail or predict "
+            "later tokens badly; shorten the rows with max_length",
             stacklevel=3,
         )
     if rows is not None and (largest := int(side_batch["input_ids"].max())) >= rows:
@@ -130,7 +130,7 @@ def require_id_rows(model: Any, side_batch: SideBatch, index: int) -> None:
 
 
 def accepts(model: Any, argument: str) -> bool:
-    """Whether the `forward` of a model, inside any wrappers, has this argument."""
+    """Whether the forward method of a model, without its wrappers, has this argument."""
     inner = base_model(unwrap(model))
     forward = type(getattr(inner, "_orig_mod", inner)).forward  # torch.compile wraps the model
     return argument in inspect.signature(forward).parameters
@@ -161,7 +161,7 @@ def autocast_dtype(like: Tensor) -> torch.dtype | None:
 
 
 def other_positions(outputs: Any, ids: Tensor) -> str | None:
-    """Describe the difference if outputs `[B, T, …]` do not have the positions of ids `[B, T]`."""
+    """Describe the shapes if outputs `[B, T, …]` and ids `[B, T]` differ in B or T, else None."""
     positions, shape = list(outputs.shape[:2]), list(ids.shape)
     return None if positions == shape else f"positions {positions} for ids {shape}"
 
@@ -169,5 +169,8 @@ def other_positions(outputs: Any, ids: Tensor) -> str | None:
 def forward_hook(
     module: nn.Module, function: Callable[[Any, Tensor], Any], *, first: bool = False
 ) -> AbstractContextManager[Any]:
-    """After a module's forward, call `function(outputs, first output)`: it can replace outputs."""
+    """Call `function(outputs, first output)` after a module's forward.
+
+    If the function returns a value other than None, this value replaces the outputs.
+    """
     return module.register_forward_hook(lambda _, args, x: function(x, x[0]), prepend=first)

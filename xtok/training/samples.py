@@ -28,7 +28,7 @@ Part: TypeAlias = tuple[list[int], bool]
 
 
 class SampleRow(NamedTuple):
-    """A sample as one model reads it: ids, target flags, and the conversation or text.
+    """The row of one model for a sample: ids, target flags, and the conversation or text.
 
     A row consists of `num_before` control tokens, the bos token of the text itself (if any),
     `num_alone` tokens that only the teacher reads, and the tokens that both models read.
@@ -59,12 +59,12 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Return the row, with `num_before` = 1 if it begins with a declared bos token, else 0."""
+        """Return the row. Its `num_before` is 1 if it begins with a declared bos token, else 0."""
         is_bos = np.isin(self.ids[:1], table.roles.get("bos", ()))
         return self._replace(num_before=int(is_bos.sum()))
 
     def without_prompt(self) -> SampleRow:
-        """Return the row, with a prompt that only the teacher reads (part of `num_alone`)."""
+        """Return the row with its prompt, which only the teacher reads, counted in `num_alone`."""
         targets = np.flatnonzero(self.is_target)
         first = int(targets[0]) if len(targets) else len(self.ids)
         return self._replace(num_alone=max(0, first - self.num_before))
@@ -81,7 +81,7 @@ class SampleRow(NamedTuple):
 
 
 def read_sample(sample: Sample, location: str, num_teachers: int) -> list[SideText | ChatRecord]:
-    """Return the text or conversation that the student reads, then those of each teacher."""
+    """Return one text or conversation per model: the student's first, then each teacher's."""
     sample = to_json_types(sample)  # also converts message objects
     fields: Mapping[str, Any] = sample if isinstance(sample, Mapping) else {}
     text = read_row(sample, location)
@@ -109,7 +109,7 @@ def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float
     if not np.isnan(realized[:1]).all():
         raise ValueError(f"realized_logprob has a value for the first token, but {PREDICTS_FIRST}")
     if (wrong := exceeds(realized, 0)).any():
-        raise ValueError(f"realized_logprob has {realized[wrong][0]:.4g}, expected at most 0")
+        raise ValueError(f"realized_logprob contains {realized[wrong][0]:.4g}, expected at most 0")
     is_target = read_flags(columns, "loss_mask", len(ids))
     is_target[1:] &= ~np.isnan(realized[1:])
     return SampleRow(ids, is_target), realized
@@ -161,7 +161,7 @@ def _align_texts(
         inner = row.ids[row.num_before :]
         if tokenizer.table.lengths[inner].sum() < len(student.text.encode()):
             name = tokenizer.vocabulary.model_id
-            note = f"{name} has no tokens for a part of the text, so this part is in no chunk"
+            note = f"{name} cannot represent a part of the text, so no chunk contains this part"
             warnings.warn(note, stacklevel=5)
     if not by_spans:
         return aligner.align_document(student.ids, teacher.ids)
@@ -195,7 +195,7 @@ def covered_bytes(tokenizer: Tokenizer, row: SampleRow) -> NDArray[np.int64]:
 def align_targets(
     aligner: TokenAligner, student: SampleRow, teacher: SampleRow, end: int | None
 ) -> FlatAlignment:
-    """Align each range of targets. Unknown tokens and tokens without text are left out.
+    """Align each range of targets. Unknown tokens and tokens without text are excluded.
 
     The teacher's row is truncated to `end`.
     """

@@ -16,7 +16,8 @@ head is read more often. The loss takes 1.2 times as long with 2**24 values, and
 with 2**26 values (event KL, 512 tokens, 128,256 × 262,208 ids)."""
 
 CACHED_BLOCK_NUMBERS = 2**22
-"""The same limit for comparisons on a CPU: tensors that fit into the cache are fastest."""
+"""Maximum number of values in a temporary tensor for comparisons on a CPU. Tensors that fit into
+the CPU's cache are fastest."""
 
 
 def project_sparse(probs: Tensor, student_ids: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
@@ -24,8 +25,8 @@ def project_sparse(probs: Tensor, student_ids: Tensor, starts: Tensor, weights: 
 
     out[b, j] = Σ_i probs[b, student_ids[i]] · weights[i], for all entries i of column j
 
-    `torch.sparse.mm` (PyTorch 2.13) would allocate a dense gradient for the weights, so each column
-    is an `embedding_bag` over student tokens.
+    `torch.sparse.mm` (PyTorch 2.13) would allocate a dense gradient for the weights, so this
+    function computes each column as an `embedding_bag` over student tokens.
 
     Args:
         probs: `[b, V]`.
@@ -56,7 +57,10 @@ def true_indices(mask: Tensor, count: int) -> Tensor:
 
 
 def ranges(starts: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Concatenate n ranges; return range numbers and indices, int64 `[total]` each."""
+    """Concatenate n ranges of indices. Return each index's range number, and the indices.
+
+    Range i consists of `counts[i]` indices, from `starts[i]`. Both results are int64 `[total]`.
+    """
     device = starts.device
     owners = torch.arange(len(starts), device=device).repeat_interleave(counts, output_size=total)
     shift = starts - counts.cumsum(0) + counts

@@ -38,9 +38,10 @@ class TopKCollator:
     A sample is a mapping of lists, such as a row of `xtok project`'s Parquet file. `input_ids` are
     student ids. For each token, `topk_ids` and `topk_logprobs` contain the candidates, and
     `rest_logprob` contains the logarithm of the remaining probability. If `rest_logprob` is None,
-    the remaining probability is 1 minus the candidates' sum. Entry i predicts token i, so the first
-    entry is empty or None. All tokens with candidates contribute to the loss, unless `valid` or
-    `loss_mask` excludes them. The `Batch` has one teacher, with the key `stored`.
+    the remaining probability is 1 minus the sum of the candidates' probabilities. Entry i of a list
+    predicts token i, so the first entry is empty or None. All tokens with candidates contribute to
+    the loss, unless `valid` or `loss_mask` excludes them. The `Batch` contains one teacher, which
+    has only the key `stored`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
@@ -116,7 +117,7 @@ def _checked_topk(columns: Mapping[str, Any], token_ids: NDArray[np.int64]) -> T
 def pad_candidates(
     counts: NDArray[np.int64], ids: NDArray[Any], logprobs: NDArray[Any], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Convert flat candidates to rows `[rows, width]`, padded with id 0 and −∞."""
+    """Pad concatenated candidates to `[rows, width]` with the id 0 and the log-probability −∞."""
     filled = np.arange(width) < counts[:, None]
     top_ids = np.zeros(filled.shape, np.int64)
     top_logprobs = np.full(filled.shape, -np.inf, np.float32)

@@ -34,10 +34,11 @@ from xtok.tokenizers.table import MAX_WIDTH, TokenTable, TokenType
 from xtok.training.running import evaluating
 
 Init: TypeAlias = Literal["pieces", "mean"]
-"""Row of a token that the model lacks: the mean of its pieces' rows, or of all rows."""
+"""How to compute the row of a token that the model lacks: `pieces` (the mean of the rows of the
+token's pieces), or `mean` (the mean of all rows)."""
 
 RECORD = "xtok_transplant.json"
-"""File that marks an output folder, with options, counts and file names."""
+"""File that marks an output folder. It contains options, counts and file names."""
 
 _COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
@@ -120,13 +121,15 @@ def transplant(
         tokenizer: the new tokenizer; Transformers must be able to load it.
         folder: the output folder. It must be missing, empty, or an unchanged result of
             `transplant`.
-        init: the row of a token that the model lacks: `pieces` (the mean of the rows of old tokens
-            that spell it), `mean` (the mean of all rows), or the weights of a map from the new
-            tokenizer (rows) to the old tokenizer (columns).
-        shrink: from 0 to 1, share of the mean of all rows that is mixed into these rows. If the
-            model's head is separate from its input embeddings, only the head is changed.
+        init: how to compute the row of a token that the model lacks. `pieces`: the mean of the rows
+            of the old tokens that spell the token. `mean`: the mean of all rows. A map from the new
+            tokenizer (rows) to the old tokenizer (columns): the mean of old rows, weighted by the
+            map.
+        shrink: share of the mean of all rows, from 0 to 1, that is mixed into the rows of tokens
+            that the model lacks. If the model's head is separate from its input embeddings,
+            `shrink` affects only the head.
         pad_to_multiple_of: round the number of rows up to a multiple of this number.
-        documents: texts for measuring the bits per byte of both models.
+        documents: texts for measuring the bits per byte of the original and the new model.
         progress: called for each pass over a vocabulary or the weights.
 
     Raises:
@@ -241,7 +244,7 @@ def _compose(pair: Pair, init: Init | MapLike, ids: NDArray[np.int64], progress:
 
 
 _NewWeights: TypeAlias = tuple[dict[Path, dict[str, Any]], dict[str, NewRows]]
-"""Headers by file, and new rows by tensor name."""
+"""The header of each safetensors file, and the new rows of each tensor."""
 
 
 def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeights:
@@ -272,7 +275,7 @@ def _plan_weights(source: Checkpoint, old: Tokenizer, rows: NewRows) -> _NewWeig
 
 
 def _vocabulary_tensors(source: Checkpoint, name: str) -> tuple[dict[str, bool], bool]:
-    """Return which tensors of a model's class have one row per token, by name.
+    """Return whether each tensor of a model's class has one row per token, by tensor name.
 
     The second value is True if the model uses its input embeddings as its head.
     """
@@ -296,14 +299,14 @@ def _vocabulary_tensors(source: Checkpoint, name: str) -> tuple[dict[str, bool],
         ) from error
     problem = ""
     if config.get_text_config() is not config:
-        problem = "also takes other input than text"
+        problem = "also reads input other than text"
     elif getattr(config, "vocab_size_per_layer_input", 0) and config.hidden_size_per_layer_input:
         problem = "has embeddings in each layer"
     elif any(a.shape[1:] != wider_tensors[n].shape[1:] for n, a in tensors.items()):
         problem = "has a tensor with one column per token"
     if problem:
         raise EmbeddingError(
-            f"{name} is a {config.model_type} model, which {problem}; unsupported",
+            f"{name} is a {config.model_type} model, which {problem}: not supported",
             hint="use a text-only model with one input-embedding layer",
         )
     is_tied = bool(getattr(config, "tie_word_embeddings", True))
@@ -366,7 +369,7 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     """Write both config files, copy the licence, and return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
-    for i in table.roles.get("turn_end", ()):  # has the row of an old end token, so it ends texts
+    for i in table.roles.get("turn_end", ()):  # ends texts if it has an old end token's row
         ends += [i] if i not in ends and pair.equal_roles.get(i) in old_ends else []
     config, generation = source.json(_CONFIG), source.json(_GENERATION_CONFIG)
     config.pop("tokenizer_class", None)
@@ -377,7 +380,7 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     _write_json(folder / _GENERATION_CONFIG, generation)
     for path in filter(None, map(source.find, _COPIED_FILES)):
         shutil.copyfile(path, folder / path.name)
-    notes = [f"removed from the configs (ids of the old tokenizer): {listed(dropped)}"]
+    notes = [f"keys removed from the configs (ids of the old tokenizer): {listed(dropped)}"]
     return notes if dropped else []
 
 
@@ -416,7 +419,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _at_own_width(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
-    """Return a tokenizer as wide as its largest id + 1, rounded up to a multiple."""
+    """Return a tokenizer with the width of its largest id + 1, rounded up to `multiple`."""
     name, library = tokenizer.vocabulary.model_id, tokenizer.library
     if library is None or not hasattr(library, "backend_tokenizer"):
         raise TokenizerError(

@@ -580,7 +580,7 @@ def test_a_checkpoint_without_a_tokenizer_is_noted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Collator("bytes", []).tokenizer.save_pretrained(tmp_path)
-    assert "contains no tokenizer; load bytes with the model" in capsys.readouterr().err
+    assert "has no tokenizer; use the tokenizer bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("widths", "name"), [((40, 256), "the student"), ((256, 40), "teacher 1")])

@@ -1,7 +1,7 @@
 """Distillation losses across tokenizers: functions of logits, a map and an alignment.
 
-Losses take a shifted alignment, `xtok.shift_to_predictions(alignment)`. It stores a token's chunk
-id at the position that *predicts* the token.
+Losses require a shifted alignment: `xtok.shift_to_predictions(alignment)`. A shifted alignment
+stores the chunk id of a token at the position that *predicts* the token.
 """
 
 from xtok.loss_names import LossName as LossName

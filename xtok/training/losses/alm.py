@@ -1,4 +1,4 @@
-"""ALM: compare both models' likelihoods of each chunk of the text, as binary events."""
+"""ALM: compare the two models' likelihoods of each chunk of the text, as binary events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
 
 MARGIN = 1e-6
-"""Subtracted from log-likelihoods so that they stay below 0, as in tokenkit."""
+"""Value that is subtracted from log-likelihoods so that they stay below 0, as tokenkit does."""
 
 
 def alm(
@@ -45,15 +45,15 @@ def alm(
 
     `reverse_kl` exchanges x and y. The gradient is τ times the gradient of tokenkit's binary
     cross-entropy. For large τ, the loss approaches |b| log(|b| / |a|) − |b| + |a| with a = log p_S
-    and b = log p_T. Unlike tokenkit, this loss does not correct the likelihoods of chunks that a
-    tokenizer may continue ("debiasing").
+    and b = log p_T. Unlike tokenkit, this loss has no "debiasing", a correction for chunks that the
+    tokenizer could have continued with a longer token.
 
     `targets` are the predicted ids, int64 `[B, T_s]` and `[B, T_t]`. If `teacher_logits` is None,
-    pass `teacher_logprobs`, `[B, T_t]`: at position t, the natural log-probability of the text's
+    pass `teacher_logprobs`, `[B, T_t]`. Its position t contains the natural log-probability of
     token t + 1. See `event_kl` for the other arguments.
 
     Raises:
-        ValueError: as in `event_kl`, or if a target in a chunk is not an id, or if a
+        ValueError: as in `event_kl`, if a target in a chunk is not a valid id, or if a
             log-probability is missing or above 0.
     """
     return chunk_loss(
@@ -63,7 +63,7 @@ def alm(
 
 
 def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
-    """Plan `alm` for one pass."""
+    """Return the plan of `alm` for `one_pass`."""
     teacher, targets, stored = sides.teacher, sides.targets, None
     if teacher is None:
         if sides.teacher_logprobs is None:
@@ -87,8 +87,9 @@ def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
         else:
             logprobs = stored[chunks.teacher.positions].to(dtype)
             teacher_logprob = logprobs.clamp(max=0).masked_fill(_is_wrong(logprobs), torch.nan)
-        # [c], log-probability of each chunk on both sides. The gradient of `a` is also the gradient
-        # of each student token's log-probability in the chunk.
+        # [c], log-probability of each chunk for the student (a) and the teacher (b). A chunk's `a`
+        # is the sum over its tokens, so the gradient of `a` is also the gradient of each token's
+        # log-probability.
         a, b = chunks.student.sums(student_logprob), chunks.teacher.sums(teacher_logprob)
         with torch.enable_grad():
             a.requires_grad_()

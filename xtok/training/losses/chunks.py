@@ -1,6 +1,6 @@
-"""Chunks as tensors: numbers, tokens, and comparisons chunk by chunk.
+"""Chunks as tensors: their numbers, their tokens, and losses that compare them.
 
-Chunks are numbered through the whole batch. A block contains whole chunks of both sides.
+Chunk numbers continue from one row of the batch to the next. A block never splits a chunk.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ EPSILON = 1e-10
 
 
 class Chunks(NamedTuple):
-    """The N chunks of a loss, numbered through the batch."""
+    """The N chunks that a loss compares, numbered from 0 to N − 1 in the whole batch."""
 
     student: Tensor  # int64 [B, T_s], number of each position's chunk; N outside chunks
     teacher: Tensor  # int64 [B, T_t]
     student_sizes: Tensor  # int64 [N], positions per chunk, at least 1
     teacher_sizes: Tensor  # int64 [N]
     total: int  # N
-    positions: tuple[int, int]  # number of positions in chunks, for each side
+    positions: tuple[int, int]  # number of positions in chunks: student, teacher
 
 
 def count_chunks(
     alignment: Any, *, exact_token_match_only: bool = False, starts_only: bool = False
 ) -> int:
-    """Count the chunks of a shifted alignment over which a loss averages.
+    """Return the number of chunks of a shifted alignment that contribute to a loss.
 
-    To average several batches, use Σ count · loss / Σ count. Set `starts_only` for losses that skip
-    chunks without a predicted first token, such as `event_kl`.
+    The mean loss of several batches is Σ count · loss / Σ count. Set `starts_only` for losses that
+    skip chunks without a predicted first token, such as `event_kl`.
     """
     return number_chunks(alignment, ChunkFilter(exact_token_match_only, starts_only)).total
 
@@ -61,7 +61,7 @@ class NumberedAlignment(ShiftedAlignment[Tensor]):
 def chunks_in(
     aligned: ShiftedAlignment[Tensor], chunk_filter: ChunkFilter, device: torch.device | None = None
 ) -> Chunks:
-    """Return the numbered chunks of a shifted alignment, or number them."""
+    """Return the numbered chunks of a shifted alignment. Number them if necessary."""
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[chunk_filter]
     return number_chunks(aligned, chunk_filter, device=device)
@@ -83,8 +83,8 @@ def number_chunks(
 ) -> Chunks:
     """Number the valid chunks of a shifted alignment that have positions on both sides.
 
-    `mask`, `[B]`, is 0 for rows that do not contribute to the loss. On a CPU, chunk ids are
-    checked.
+    `mask`, `[B]`, is 0 for rows that do not contribute to the loss. Chunk ids are checked only on a
+    CPU.
     """
     require_type(alignment, ShiftedAlignment, "xtok.shift_to_predictions(alignment)")
     valid = torch.as_tensor(alignment.pair_valid, device=device).clone()
@@ -123,7 +123,7 @@ def number_chunks(
 def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
     for wrong, problem in (
         ((ids < -1) | (ids >= num_chunks), f"not in -1..{num_chunks - 1}"),
-        ((ids >= 0) & (ids < ids.cummax(1).values), "below an earlier one"),
+        ((ids >= 0) & (ids < ids.cummax(1).values), "below an earlier chunk id"),
     ):
         if bool(wrong.any()):
             row, position = wrong.nonzero()[0].tolist()
@@ -134,36 +134,36 @@ def _check_monotone(side: str, ids: Tensor, num_chunks: int) -> None:
 
 
 TargetIds: TypeAlias = tuple[Tensor | None, Tensor | None]
-"""The predicted ids, int64: `[B, T_s]` of the student and `[B, T_t]` of the teacher."""
+"""The predicted ids, int64: `[B, T_s]` for the student and `[B, T_t]` for the teacher."""
 
 
 class ChunkTokens(NamedTuple):
-    """The n tokens of one side that belong to the N chunks, ordered by chunk, as int64 tensors."""
+    """The n tokens of one side that belong to the N chunks, sorted by chunk (int64 tensors)."""
 
-    positions: Tensor  # [n], predicting position of each token: row · T + t
+    positions: Tensor  # [n], position that predicts each token: row · T + t
     chunk: Tensor  # [n], number of each token's chunk, ascending
     ids: Tensor  # [n]
     starts: Tensor  # [N], the index of each chunk's first token
     sizes: Tensor  # [N], at least 1
 
     def last(self, chunks: Tensor) -> Tensor:
-        """Return the index of the last token of each of these chunks."""
+        """Return the index of the last token in each of these chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def select(self, chunks: Tensor, total: int) -> ChunkTokens:
-        """Return the `total` tokens of these chunks; chunk numbers must be ascending."""
+        """Return the tokens of these chunks (ascending). `total` is the number of tokens."""
         sizes = self.sizes[chunks]
         chunk, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
         return ChunkTokens(self.positions[indices], chunk, self.ids[indices], starts, sizes)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sums of values `[n, …]` over chunks, `[N, …]`."""
+        """Sum the values `[n, …]` of each chunk's tokens. Returns `[N, …]`."""
         sums = values.new_zeros(len(self.sizes), *values.shape[1:])
         return sums.index_add_(0, self.chunk, values)
 
     def means(self, values: Tensor) -> Tensor:
-        """Return the means of values `[n, k]` over chunks, `[N, k]`."""
+        """Average the values `[n, k]` of each chunk's tokens. Returns `[N, k]`."""
         return self.sums(values).div_(self.sizes.to(values.dtype)[:, None] + EPSILON)
 
     def value_gradient(self, mean_grad: Tensor) -> Tensor:
@@ -174,11 +174,11 @@ class ChunkTokens(NamedTuple):
 def tokens_in(
     side: str, chunk_ids: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
 ) -> ChunkTokens:
-    """Return the `count` tokens of one side that are in chunks.
+    """Return the tokens of one side that are in chunks. `count` is their number.
 
-    `chunk_ids`, `[B, T]`, contains the chunk number of each position, or N outside chunks. An
-    invalid id raises a `ValueError` on a CPU. On other devices, it becomes −1, with the
-    log-probability NaN.
+    `chunk_ids`, `[B, T]`, contains the chunk number of each position, or N outside chunks. On a
+    CPU, an invalid id raises a `ValueError`. On other devices, it becomes −1, and `gather` returns
+    NaN for it.
     """
     if targets is not None and targets.shape != chunk_ids.shape:
         raise ValueError(
@@ -200,7 +200,7 @@ def tokens_in(
 def both_tokens(
     chunks: Chunks, targets: Sequence[Tensor | None] = (None, None), widths: Sequence[int] = (0, 0)
 ) -> tuple[ChunkTokens, ChunkTokens]:
-    """Return both sides' tokens in chunks."""
+    """Return the student's and the teacher's tokens that are in chunks."""
     columns = zip(SIDES, chunks[:2], chunks[2:4], chunks.positions, targets, widths, strict=True)
     student, teacher = (tokens_in(*column) for column in columns)
     return student, teacher
@@ -227,7 +227,7 @@ class BothLogits(NamedTuple):
     teacher: Any  # `Logits`; None for stored log-probabilities
     chunks: Chunks
     targets: TargetIds = (None, None)
-    teacher_logprobs: Tensor | None = None  # [B, T_t], stored, for the next tokens
+    teacher_logprobs: Tensor | None = None  # [B, T_t], stored; position t: token t + 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -237,7 +237,7 @@ class BothLogits(NamedTuple):
     def tokens(
         self, widths: tuple[int, int], targets: Sequence[Tensor | None] = (None, None)
     ) -> tuple[ChunkTokens, ChunkTokens]:
-        """Return both sides' tokens in the chunks, after checking the shapes of the logits."""
+        """Check the logits' shapes, and return the tokens of both sides that are in chunks."""
         sides = zip(SIDES, self[:2], widths, self.chunks[:2], strict=True)
         for side, logits, width, chunk_ids in sides:
             check_width(side, logits.shape[-1], width)
@@ -265,7 +265,7 @@ def chunk_loss(
     sample_mask: Tensor | None,
     **fields: Any,
 ) -> Tensor:
-    """Run a loss's plan on the chunks of a shifted alignment."""
+    """Compute the loss that `plan` describes, for the chunks of a shifted alignment."""
     chunks = number_chunks(alignment, config.chunk_filter, sample_mask, logits[0].device)
     return one_pass(logits[0], [plan(wrap_logits(*logits, chunks, **fields), config=config)])[0]
 
@@ -273,11 +273,11 @@ def chunk_loss(
 class ChunkRows(NamedTuple):
     """The chunks in one block. Row i of the block belongs to the block's ith student token."""
 
-    chunks: slice  # c of the N chunks
-    student: ChunkTokens  # chunks are numbered within the block, on both sides
+    chunks: slice  # range of c chunk numbers
+    student: ChunkTokens  # chunk numbers start at 0 in the block, for both sides
     teacher: ChunkTokens
-    teacher_logits: Tensor  # [n, V], at the teacher's tokens; [0] for stored log-probabilities
-    entries: Sequence[slice]  # ranges of the `entries` of these chunks
+    teacher_logits: Tensor  # [n, V], one row per teacher token; [0] if stored
+    entries: Sequence[slice]  # range of these chunks in each of the part's `entries`
 
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkRows], tuple[Tensor, Tensor]]
@@ -295,7 +295,7 @@ def chunk_part(
 ) -> PlanPart:
     """Return a part of a plan that compares N chunks.
 
-    Each tensor in `entries` contains the chunk numbers of additional entries, ascending.
+    Each tensor in `entries` contains the chunk number of each additional entry, in ascending order.
     """
 
     def compare_rows(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -316,7 +316,7 @@ def _in_block(tokens: ChunkTokens, chunks: slice, indices: Tensor | slice) -> Ch
 
 
 def gather(log_p: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probability of each id in its row, `[e]`; NaN for the id −1."""
+    """Return the log-probability of each pair of row and id, `[e]`; NaN for the id −1."""
     return log_p[rows, ids].masked_fill_(ids < 0, torch.nan)
 
 

@@ -11,14 +11,14 @@ from xtok._lib.fields import Config, option
 class ChunkFilter(NamedTuple):
     """The chunks that a loss compares."""
 
-    correct_only: bool = False  # exclude chunks that are not `pair_is_correct`
+    correct_only: bool = False  # exclude chunks if `pair_is_correct` is False
     starts_only: bool = False  # exclude chunks without a predicted first token
 
 
 @dataclass(frozen=True, kw_only=True)
 class _KLConfig(Config):
     # The loss is multiplied by the squared temperature, so that the size of gradients does not
-    # depend on it (Hinton et al., arXiv 1503.02531, section 2).
+    # depend on the temperature (Hinton et al., arXiv 1503.02531, section 2).
     temperature: float = option(1.0, "Divisor of both sides' logits.", above=0)
     reverse_kl: bool = option(False, "Use KL(student ‖ teacher) instead of KL(teacher ‖ student).")
 
@@ -34,15 +34,15 @@ class _KLConfig(Config):
 class ChunkLossConfig(_KLConfig):
     """Options of all losses that compare chunks."""
 
-    exact_token_match_only: bool = option(False, "Exclude chunks that are not pair_is_correct.")
+    exact_token_match_only: bool = option(False, "Exclude chunks if pair_is_correct is False.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ALMConfig(ChunkLossConfig):
     """Options of `alm`."""
 
-    # The loss is multiplied by the temperature, so that the size of gradients does not depend on
-    # it. tokenkit's default is 100.
+    # The loss is multiplied by τ, so that the size of gradients does not depend on τ. tokenkit's
+    # default is 100.
     temperature: float = option(1.0, "Both likelihoods are raised to the power 1 / τ.", above=0)
 
 
@@ -57,15 +57,15 @@ class CSDConfig(ChunkLossConfig):
         above=0,
         below=1,
     )
-    beta: float = option(1.0, "Weight of chunks with several tokens on a side.", min=0)
+    beta: float = option(1.0, "Weight of chunks that are not 1:1 (one token per side).", min=0)
     alpha: float = option(
-        0.0, "Weight of shared tokens at the first position of chunks with several tokens.", min=0
+        0.0, "Weight, times beta, of shared tokens at the start of chunks that are not 1:1.", min=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.jsd_beta is not None and self.reverse_kl:
-            raise ValueError(f"jsd_beta is {self.jsd_beta}, expected None with reverse_kl")
+            raise ValueError(f"jsd_beta is {self.jsd_beta}, expected None if reverse_kl is True")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class PKLConfig(ChunkLossConfig):
     """Options of `p_kl`."""
 
     top_k: int | None = option(
-        8192, "Compare only the teacher tokens with the highest logits in the microbatch.", min=1
+        8192, "Number of teacher tokens to compare (highest logits in the microbatch).", min=1
     )
     starts_only = False
 
@@ -90,7 +90,7 @@ class GoldConfig(ChunkLossConfig):
 class SameTokenizerConfig(_KLConfig):
     """Options of `same_tokenizer_kl`."""
 
-    top_k: int | None = option(None, "Compare only the most likely tokens of the teacher.", min=1)
+    top_k: int | None = option(None, "Number of most likely teacher tokens to compare.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)

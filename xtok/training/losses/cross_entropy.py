@@ -1,4 +1,4 @@
-"""The student's cross-entropy, computed in blocks of positions, and its sum with a loss."""
+"""The student's cross-entropy, and its weighted sum with a distillation loss."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
     run only once, as for `event_kl`.
 
     Returns:
-        A scalar: 0, with zero gradients, if there are no targets.
+        A scalar. It is 0, with zero gradients, if there are no targets.
 
     Raises:
-        ValueError: if shapes do not match, a target is beyond the width, or logits are NaN or +∞.
+        ValueError: if shapes do not match, a target is not below the logits' width, or logits are
+            NaN or +∞.
     """
     return one_pass(student_logits, [plan_cross_entropy(student_logits, targets)])[0]
 
 
 def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
-    """Plan `cross_entropy` for one pass."""
+    """Return the plan of `cross_entropy` for `one_pass`."""
     student = as_logits(student_logits)
     width = student.shape[-1]
     if targets.shape != student.shape[:-1]:
@@ -64,7 +65,7 @@ def combine(
 
         loss = sg(|c| / |d|) · d + c
 
-    where sg stops the gradient, and the factor is 1 if d is 0.
+    where sg stops the gradient. If d is 0, the factor of d is 1.
     """
     weights = loss_weights(config or CombineConfig(), distillation, cross_entropy)
     return weights[0] * distillation + weights[1] * cross_entropy

@@ -1,4 +1,4 @@
-"""CSD: compare both models, chunk by chunk, on completions with the same text."""
+"""CSD: compare the models' probabilities of completions with the same text, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Read, Rows
 from xtok.training.losses.spelling_index import Events, SpellingIndex
 
 MIN_REST = 1e-12
-"""Lower bound for the probability of the rest, as in NeMo-RL."""
+"""Lower bound for the probability of the last event, the rest. NeMo-RL uses the same bound."""
 
 
 def csd(
@@ -44,29 +44,30 @@ def csd(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the Common-Support Distillation loss (arXiv 2610.28895) of NeMo-RL's draft.
+    """Return the Common-Support Distillation loss (arXiv 2610.28895), as in NeMo-RL's draft.
 
-    A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. Each
-    of the chunk's K events replaces the last token on each side: s_M by a completion u_k and t_N by
-    a completion v_k with the same text. The student's distribution at temperature τ is
+    A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. A
+    chunk has K events. Event k replaces the last token of each side: it replaces s_M by the
+    completion u_k, and t_N by the completion v_k, which has the same text. The student's
+    distribution at temperature τ is
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
-    P_T is defined in the same way for the teacher. The last event, called the rest, contains
-    everything else; its probability is at least 1e-12. The completions are
+    P_T is defined in the same way for the teacher. The last event, called the rest, contains all
+    other outcomes. Its probability is increased to 1e-12 if it is lower. The completions are
 
     - M = N = 1: all shared tokens;
-    - M = 1: the student tokens with the spelling t_1 … t_{N−1}, v; N = 1: the same with student and
-      teacher exchanged;
-    - M, N > 1: only the text's own tokens.
+    - M = 1: all student tokens with the spelling t_1 … t_{N−1}, v, for any teacher token v; N = 1:
+      the same, with student and teacher exchanged;
+    - M, N > 1: only s_M and t_N.
 
         loss = τ² · (Σ_{1:1} D(P_T ‖ P_S) + β Σ_{others} D(P_T ‖ P_S)) / number of chunks
 
-    D is KL(P_T ‖ P_S), the reverse KL, or with `jsd_beta` b the generalized JSD b KL(P_T ‖ m) + (1
-    − b) KL(P_S ‖ m), m = (1 − b) P_S + b P_T. If `alpha` α is above 0, the loss also compares the
-    probabilities of shared tokens at the first position of each chunk that is not 1:1, with the
-    weight βα. In this comparison, the chunk's own first tokens and its completions belong to the
-    rest.
+    D is KL(P_T ‖ P_S) by default, and KL(P_S ‖ P_T) with `reverse_kl`. With `jsd_beta` b, D is the
+    generalized JSD b KL(P_T ‖ m) + (1 − b) KL(P_S ‖ m), where m = (1 − b) P_S + b P_T. If `alpha` α
+    is above 0, the loss also compares the probabilities of shared tokens at the first position of
+    each chunk that is not 1:1, with the weight βα. In this comparison, the chunk's own first tokens
+    and its completions belong to the rest.
 
     As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions are excluded. For a 1:1 chunk,
     the probability of the rest is the sum over the remaining tokens, which is more accurate than
@@ -84,7 +85,7 @@ def csd(
 
 
 def plan_csd(sides: BothLogits, index: SpellingIndex, config: CSDConfig) -> Plan:
-    """Plan `csd` for one pass."""
+    """Return the plan of `csd` for `one_pass`."""
     require_type(index, SpellingIndex, "spelling_index(spellings)")
     tokens = sides.tokens(index.widths, sides.targets)
     if not sides.chunks.total:
@@ -99,14 +100,14 @@ def plan_csd(sides: BothLogits, index: SpellingIndex, config: CSDConfig) -> Plan
 
 
 def count_completed(index: SpellingIndex, targets: TargetIds, chunks: Chunks) -> int:
-    """Return the number of chunks that `csd` averages over."""
+    """Return the number of chunks that contribute to `csd`."""
     if not chunks.total:
         return 0
     return index.events(*both_tokens(chunks, targets, index.widths)).num_chunks
 
 
 class _SharedTokens(NamedTuple):
-    """Compares shared tokens at the first positions of chunks; other tokens are one event."""
+    """Compares shared tokens at the first positions of chunks. All other tokens form one event."""
 
     logits: BothLogits
     spellings: SpellingIndex
@@ -116,7 +117,7 @@ class _SharedTokens(NamedTuple):
     def part(
         self, chunks: Tensor, cells: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> PlanPart:
-        """Return a part for these chunks; `cells` are sorted pairs (chunk, student token)."""
+        """Return a part for these chunks. `cells` are pairs (chunk, student token) in the rest."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             block_cells = None
@@ -136,7 +137,7 @@ class _SharedTokens(NamedTuple):
         return PlanPart(firsts[0], compare, read, teacher.shape[2], entry_positions)
 
     def rest_cells(self, events: Events) -> tuple[Tensor, Tensor]:
-        """Return cells for the first tokens and the completions of chunks that are not 1:1."""
+        """Return cells for the first tokens and the completions of all chunks that are not 1:1."""
         width = self.spellings.widths[0]
         rest_chunks = torch.arange(len(events.groups), device=events.groups.device)
         student, teacher = (x.ids[x.starts[events.groups]] for x in self.tokens)
@@ -149,7 +150,7 @@ class _SharedTokens(NamedTuple):
     def compare(
         self, block: LogitBlock, teacher_logits: Tensor, cells: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and its gradient; tokens in `cells` belong to the rest."""
+        """Return the sum of the losses and its gradient. Tokens in `cells` belong to the rest."""
         index, temperature = self.spellings, self.config.temperature
         rest, teacher_rest = index.student_rest, index.teacher_rest
         log_p = block.log_probabilities(index.widths[0], temperature)
@@ -225,7 +226,10 @@ def _complete(
 
 
 def _divergence(log_p: Tensor, log_t: Tensor, config: CSDConfig) -> tuple[Tensor, Tensor]:
-    """Return each event's term of D(t ‖ p), and p · (the term's derivative + a constant)."""
+    """Return each event's term of D(t ‖ p), and its derivative with respect to log p.
+
+    The derivative omits multiples of p, which do not change the gradient of the logits.
+    """
     if config.jsd_beta is not None:
         share = config.jsd_beta
         log_m = torch.logaddexp(log_p + log1p(-share), log_t + log(share))

@@ -1,4 +1,4 @@
-"""KL between next-token distributions, over events at the start of chunks or over equal ids."""
+"""KL between next-token distributions: over events at chunk starts, or over equal token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOWEST = -700.0
 class EventIndex(NamedTuple):
     """An event map on a device, as int64 tensors.
 
-    C is the number of events with several tokens on one side.
+    C is the number of events with several student tokens or several teacher tokens.
     """
 
     partner: Tensor  # [V_student], one teacher token of the same event
@@ -71,17 +71,17 @@ def event_kl(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the KL between both models' distributions over events at the start of chunks.
+    """Return the KL between the models' distributions over events at chunk starts.
 
-    Let s_e be the student's probability of event e at the position that predicts a chunk's first
-    token: the sum of the softmax at temperature τ over the event's tokens. Let r_e be the teacher's
-    probability of the same event. Then
+    At the position that predicts a chunk's first token, let s_e be the student's probability of
+    event e, and r_e the teacher's probability of the same event. The probability of an event is the
+    sum of the softmax at temperature τ over the event's tokens. Then
 
         loss = τ² · mean over chunks of Σ_e r_e (log r_e − log s_e)
 
     `reverse_kl` computes Σ_e s_e (log s_e − log r_e). The loss is at most the KL between the
     models' own predictions (data processing inequality). A chunk is excluded if no position
-    predicts its first token, for example the first token of a row.
+    predicts its first token, for example at the start of a row.
 
     If the student's probabilities are uniform and the teacher is certain of `i`, the loss is log
     256:
@@ -96,20 +96,20 @@ def event_kl(
     tensor(5.5452)
 
     If the student's logits are a tensor, the only large allocation is their gradient. `backward`
-    consumes this gradient, so it can run only once.
+    consumes this gradient, so `backward` can run only once.
 
     Args:
         student_logits: `[B, T_s, V]`, a tensor or `HiddenLogits`. The loss is computed in float32
-            under any autocast, or in float64 for float64 inputs. Columns beyond the index's width
+            even under autocast, or in float64 for float64 inputs. Columns beyond the index's width
             are ignored.
-        teacher_logits: `[B, T_t, V]`, as for the student; receives no gradient.
+        teacher_logits: `[B, T_t, V]`, a tensor or `HiddenLogits`. Receives no gradient.
         index: `event_index(events)`, on the logits' device.
         alignment: the result of `xtok.shift_to_predictions`.
         config: the options; None uses the defaults.
         sample_mask: `[B]`, 0 for rows that do not contribute to the loss.
 
     Returns:
-        A scalar: 0, with zero gradients, if no chunk contributes.
+        A scalar. It is 0, with zero gradients, if no chunk contributes.
 
     Raises:
         XtokError: if logits are narrower than the index.
@@ -133,13 +133,13 @@ def same_tokenizer_kl(
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
-    The student's and the teacher's logits, `[B, T, V]`, must belong to the same ids and padding. If
+    The logits, `[B, T, V]`, must result from the same ids and the same padding for both models. If
     one model has more columns than the other, the additional columns are ignored. `mask`, `[B, T]`,
-    is 0 for padding and the last token. The loss from `make_loss` compares aligned tokens instead,
-    so the two sides can differ in padding, truncation and rendering.
+    is 0 for padding and the last token. The loss `same-tokenizer` of `make_loss` compares aligned
+    tokens instead, so the two models' rows can differ in padding, truncation and chat template.
 
     Returns:
-        A scalar: 0, with zero gradients, if no position contributes.
+        A scalar. It is 0, with zero gradients, if no position contributes.
 
     Raises:
         ValueError: if shapes do not match, or logits are NaN or +∞.
@@ -156,7 +156,7 @@ def same_tokenizer_kl(
 
 
 def plan_event_kl(sides: BothLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
-    """Plan `event_kl` for one pass. Without an index, compare equal ids."""
+    """Return the plan of `event_kl` for `one_pass`. Without an index, compare equal ids."""
     student, teacher = sides.tokens((0, 0) if index is None else index.widths)
     firsts = student.positions[student.starts], teacher.positions[teacher.starts]
     return plan_kl(sides.student, sides.teacher, firsts, config, index)
@@ -169,7 +169,7 @@ def plan_kl(
     config: Any,
     index: EventIndex | None = None,
 ) -> Plan:
-    """Plan the KL at n positions, over events or (without `index`) over equal ids."""
+    """Return a plan of the KL at n positions, over events or (without `index`) over equal ids."""
     count, dtype, temperature = len(positions[0]), work_dtype(student, teacher), config.temperature
     shared_width = min(student.shape[-1], teacher.shape[-1])
     width, teacher_width = (shared_width, shared_width) if index is None else index.widths
@@ -180,10 +180,10 @@ def plan_kl(
         compared = teacher.select(columns)
 
     def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Spread the teacher's probability of an event over student tokens, in proportion to p.
+        """Divide the teacher's probability of each event among student tokens, in proportion to p.
 
-        For the result t, KL(t ‖ p) over tokens equals the KL over events, and its gradient is p −
-        t.
+        For the resulting distribution t, KL(t ‖ p) over tokens equals the KL over events. Its
+        gradient with respect to the logits is p − t.
         """
         log_q = log_probabilities(rows.teacher_logits[:, :teacher_width], temperature)
         if columns is not None:
@@ -203,7 +203,7 @@ def plan_kl(
 def _kl(log_p: Tensor, p: Tensor, log_t: Tensor, *, reverse: bool) -> tuple[Tensor, Tensor]:
     """Return the sum of KL(t ‖ p) over n positions, and its gradient with respect to p's logits.
 
-    With `reverse`, this is KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
+    With `reverse`, the divergence is KL(p ‖ t). `log_t`, `[n, V]`, is overwritten.
     """
     if reverse:
         difference = log_t.neg_().add_(log_p)

@@ -21,7 +21,7 @@ class ExactPairs(NamedTuple):
     """P pairs of tokens, and the remaining tokens of each vocabulary, as int64 tensors."""
 
     student_ids: Tensor  # [P], ascending
-    teacher_ids: Tensor  # [P], their counterparts; each teacher id at most once
+    teacher_ids: Tensor  # [P], the paired teacher tokens; each id at most once
     other_student_ids: Tensor  # ascending
     other_teacher_ids: Tensor  # ascending
 
@@ -39,13 +39,13 @@ class ExactPairs(NamedTuple):
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
     """Return the pairs that `gold` compares, like NeMo-RL's `build_exact_token_map`.
 
-    Without a threshold, a row is a pair if it has a single entry, with weight 1, and both tokens
-    have equal bytes or the same role. Among several rows with the same teacher token, the lowest
-    student id is used.
+    Without a threshold, a row of the map forms a pair if it has a single entry, with weight 1, and
+    both tokens have equal bytes or the same role. If several rows have the same teacher token, only
+    the row with the lowest student id forms a pair.
 
-    With a threshold (0.6 for H-KL), a row is a pair if its largest weight, scale slots excluded, is
-    at least the threshold. Among several rows with the same teacher token, the row with the largest
-    weight is used, then the lowest student id.
+    With a threshold (0.6 for H-KL), a row forms a pair if its largest weight, excluding scale
+    slots, is at least the threshold. If several rows have the same teacher token, only the row with
+    the largest weight forms a pair. Ties use the lowest student id.
     """
     first = np.flatnonzero(np.diff(projection.student_ids, prepend=-1))
     student_ids, teacher_ids = projection.student_ids[first], projection.teacher_ids[first]
@@ -78,24 +78,24 @@ def gold(
     """Return NeMo-RL's gold loss: KL on exact pairs, and L1 of sorted probabilities elsewhere.
 
     The loss combines GOLD (TRL's General Online Logit Distillation) and ULD (Boizard et al., arXiv
-    2402.12030). log s and log r are the student's and the teacher's log-softmax at temperature τ,
-    averaged over a chunk's positions. P is the set of pairs. ↓ denotes the `uncommon_topk` largest
-    probabilities in descending order:
+    2402.12030). Let log s and log r be the student's and the teacher's log-softmax at temperature
+    τ, averaged over a chunk's positions. P is the set of pairs. s↓ and r↓ are the `uncommon_topk`
+    largest probabilities of tokens without a pair, in descending order. Then
 
         loss = τ² · mean over chunks of
-               Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n| over tokens without a pair
+               Σ_{(i,j)∈P} r_j (log r_j − log s_i)  +  Σ_n |s↓_n − r↓_n|
 
     `reverse_kl` changes the first sum to Σ s_i (log s_i − log r_j). The loss may be below 0,
     because the probabilities of the pairs do not sum to 1. `pairs` is `exact_pairs(map)`, on the
-    logits' device. With `threshold=0.6`, this is the H-KL loss of X-Token (arXiv 2605.21699). See
-    `p_kl` for the other arguments.
+    logits' device. With pairs from `exact_pairs(map, threshold=0.6)`, this is the H-KL loss of
+    X-Token (arXiv 2605.21699). See `p_kl` for the other arguments.
     """
     plan, logits = partial(plan_gold, pairs=pairs), (student_logits, teacher_logits)
     return chunk_loss(plan, logits, alignment, config or GoldConfig(), sample_mask)
 
 
 def plan_gold(sides: BothLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
-    """Plan `gold` for one pass."""
+    """Return the plan of `gold` for `one_pass`."""
     require_type(pairs, ExactPairs, "exact_pairs(projection)")
     width, teacher_width = pairs.widths
     student, teacher = sides.tokens(pairs.widths)

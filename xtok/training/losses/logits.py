@@ -1,4 +1,4 @@
-"""Logits as a tensor, or as hidden states and a head, read in blocks."""
+"""Logits as a tensor, or as hidden states and a head. Losses read both in blocks of positions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class HiddenLogits:
         z = scale · (h Wᵀ + b)        or, with a softcap, c · tanh(z / c)
 
     No tensor of size `[B, T, V]` is allocated. `backward` can run only once. The product h Wᵀ is
-    computed in the dtype of the inputs, or in the autocast dtype if autocast is on at construction.
-    All other steps use float32, or float64 for float64 inputs.
+    computed in the dtype of the inputs, or in the autocast dtype if autocast is enabled when the
+    object is created. All other steps use float32, or float64 for float64 inputs.
 
     >>> import torch
     >>> xtok.losses.HiddenLogits(torch.zeros(2, 5, 8), torch.zeros(100, 8)).shape
@@ -81,7 +81,7 @@ class HiddenLogits:
         """Return the logits of n positions, `[n, V]`, without a gradient.
 
         Args:
-            positions: int64 `[n]`; row · T + t for token t of a row.
+            positions: int64 `[n]`; token t of a row has the position row · T + t.
             dtype: dtype of the result. Default: float32, or float64 for float64 inputs.
         """
         dtype = dtype or work_dtype(self)
@@ -106,7 +106,7 @@ class HiddenLogits:
         return part
 
     def gradients(self) -> Gradients:
-        """Return zeros for each input that requires a gradient, None for the others."""
+        """Return a zero tensor for each input that requires a gradient, and None for each other."""
         dtype = work_dtype(self)
         return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
@@ -243,12 +243,13 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 
 
 def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
-    """Return the k tokens below `width` with the largest logits, ascending, int64 `[k]`.
+    """Return the k = `top_k` ids with the largest logits at any position, ascending, int64 `[k]`.
 
-    Positions with NaN or +∞ are ignored, unless they are in `compared`, int64 `[n]`.
+    Ids of `width` or more are ignored. Positions with NaN or +∞ are ignored, unless they are in
+    `compared`, int64 `[n]`.
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
-    if size and isinstance(logits, WholeLogits):  # a tenth of the time, without copies
+    if size and isinstance(logits, WholeLogits):  # needs no copies: a tenth of the time
         largest = logits.logits.detach().amax((0, 1))[:width].to(work_dtype(logits))
         if bool((largest < torch.inf).all()):
             return largest.topk(top_k).indices.sort().values

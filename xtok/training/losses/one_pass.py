@@ -28,7 +28,7 @@ from xtok.training.sparse import block_length, work_dtype
 class LogitBlock:
     """The student's logits at m positions, `[m, V]`, with cached results for all losses.
 
-    Comparisons must not modify them.
+    Comparisons must not modify the logits or the cached results.
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -55,8 +55,8 @@ class Rows(NamedTuple):
     """The positions and entries of one part of a plan in one block."""
 
     indices: Tensor  # int64 [m], ascending, indices into the part's n positions
-    entries: Sequence[slice]  # for each of `entry_positions`, the range of entries in the block
-    teacher_logits: Tensor  # [0] if the part reads no teacher
+    entries: Sequence[slice]  # range of the block in each of `entry_positions`
+    teacher_logits: Tensor  # [m or number of entries, V]; [0] if the part reads no teacher
 
 
 Compare: TypeAlias = Callable[[LogitBlock, Rows], tuple[Tensor | float, Tensor]]
@@ -100,11 +100,11 @@ class PlanPart(NamedTuple):
     teacher: Read | None = None
     width: int = 0  # width of the teacher's logits, for the size of blocks
     entry_positions: Sequence[Tensor] = ()  # int64 [e], ascending, indices in `positions`
-    chunk: Tensor | None = None  # int64 [n], ascending; equal numbers share a block
+    chunk: Tensor | None = None  # int64 [n], ascending; a block contains whole chunks
 
 
 class Plan(NamedTuple):
-    """The comparisons of a loss: τ² times the sum of all terms, divided by `num_terms`."""
+    """The comparisons of a loss. The loss is τ² · (sum of all terms) / `num_terms`."""
 
     parts: Sequence[PlanPart]
     num_terms: int  # without terms, the loss is 0
@@ -117,7 +117,7 @@ class Plan(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """Factor from the sum of all terms to the loss."""
+        """Factor that converts the sum of all terms to the loss."""
         return self.temperature**2 / max(1, self.num_terms)
 
 
@@ -126,14 +126,14 @@ def one_pass(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the scalar Σ weight · loss, and the losses as scalars without gradients.
 
-    The gradient is computed together with the losses. `backward` consumes it, so `backward` can run
-    only once.
+    The gradient is computed together with the losses. `backward` consumes this gradient, so
+    `backward` can run only once.
 
     Raises:
         ValueError: if a loss is not finite; the message names the invalid input.
     """
     logits = as_logits(student)
-    # A plan without parts that has `gradients` needs no gradient of the logits.
+    # A plan that has `gradients`, but no parts, needs no gradient of the logits.
     compares = any(plan.parts or not plan.gradients for plan in plans)
     gradients_of: Gradients = logits.gradients() if compares else (None,) * len(logits.inputs)
     dtype = work_dtype(*plans)
@@ -165,7 +165,7 @@ def _compare(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return each plan's sum of terms, and add their gradients to `gradients`."""
+    """Return each plan's sum of terms, and add the gradients of these sums to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.value for p in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -186,7 +186,7 @@ def _compare_at(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> None:
-    """Run the comparisons at some positions. On return, their logits are freed."""
+    """Run the comparisons at some positions. The logits are freed when this function returns."""
     values, grad = logits.at(positions, dtype), None
     has_gradient = any(x is not None for x in gradients)
     for span, in_block in _with_teachers([part for part, _, _ in terms], blocks, dtype):
@@ -234,7 +234,7 @@ Block: TypeAlias = tuple[slice, list[InBlock]]
 def _with_teachers(
     parts: Sequence[PlanPart], blocks: Sequence[Block], dtype: torch.dtype
 ) -> Iterator[Block]:
-    """Yield the blocks with the teacher's logits, computed for several blocks at once."""
+    """Yield the blocks with the teacher's logits, which are computed for all blocks at once."""
     logits: dict[int, Iterator[Tensor]] = {}
     for index, part in enumerate(parts):
         if read := part.teacher:
@@ -252,9 +252,9 @@ def _with_teachers(
 def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor, list[Block]]]:
     """Yield groups of positions, and the blocks of each group.
 
-    The logits of a group are one matrix product, because each product reads the whole head.
-    Comparisons use smaller blocks that fit into a CPU's cache. A step then takes 0.77 of the time
-    (event KL of 512 tokens, 49,152 × 262,144 ids, one core).
+    One matrix product computes the logits of a group, because each product reads the whole head.
+    Comparisons use smaller blocks, which fit into a CPU's cache. This reduces the time of a step to
+    77 % (event KL of 512 tokens, 49,152 × 262,144 ids, one core).
     """
     if not parts:
         return
@@ -279,7 +279,7 @@ def _blocks(logits: Logits, parts: Sequence[PlanPart]) -> Iterator[tuple[Tensor,
 
 
 def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]:
-    """Return how many positions are compared at a time, and how many logits are computed."""
+    """Return the maximum number of positions in a block, and the maximum number in a group."""
     width = max(logits.shape[2], *(part.width for part in parts))
     step = block_length(logits, width, cached=True)
     sources = [logits, *(part.teacher.logits for part in parts if part.teacher)]
@@ -290,13 +290,14 @@ def _block_lengths(logits: Logits, parts: Sequence[PlanPart]) -> tuple[int, int]
 def _order(
     parts: Sequence[PlanPart], size: int, step: int
 ) -> tuple[Tensor, list[int], list[tuple[Tensor, Tensor]]]:
-    """Return the positions ordered by block, the blocks' bounds, and each part's indices.
+    """Return the positions sorted by block, the blocks' bounds, and each part's indices.
 
     Unused positions come first. A part's indices are two tensors: the ascending indices of its
     positions in this order, and the corresponding indices within the part.
 
-    A position's code identifies the parts that compare it. All positions of a block have the same
-    code, so no part needs a mask. An example with two parts and blocks of two positions:
+    Each position has a code, which identifies the parts that compare this position. All positions
+    of a block have the same code, so no part needs a mask. An example with two parts and blocks of
+    two positions:
 
         position   0   1   2   3   4   5
         part 0     x   x       x            adds 2 to the code

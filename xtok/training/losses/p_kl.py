@@ -32,7 +32,7 @@ def p_kl(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the P-KL loss of X-Token (arXiv 2605.21699) as in NeMo-RL.
+    """Return the P-KL loss of X-Token (arXiv 2605.21699), as NeMo-RL computes it.
 
     Let p be the student's softmax at temperature τ, and W the map. A chunk C has the student's
     positions C_s and the teacher's positions C_t. K contains the k teacher tokens with the largest
@@ -42,9 +42,9 @@ def p_kl(
         log r_j = (1/|C_t|) Σ_{t∈C_t} log softmax_K(z_t / τ)_j
         loss = τ² · mean over chunks of Σ_{j∈K} r_j (log r_j − log q_j)
 
-    `reverse_kl` computes Σ q (log q − log r). 1e-10 is added to chunk sizes, to sums, and to q
-    inside the logarithm. A learnable `module` also receives gradients. Chunks without a predicted
-    first token are included, unlike in `event_kl`. See `event_kl` for the other arguments, the
+    `reverse_kl` computes Σ q (log q − log r). The value 1e-10 is added to chunk sizes, to the sum
+    of a, and to q. A learnable `module` also receives gradients. Unlike `event_kl`, this loss
+    includes chunks without a predicted first token. See `event_kl` for the other arguments, the
     result and the errors.
 
     If the student's probabilities are uniform and the teacher is certain of `i`, the loss is log
@@ -64,7 +64,7 @@ def p_kl(
 
 
 def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) -> Plan:
-    """Plan `p_kl` for one pass."""
+    """Return the plan of `p_kl` for `one_pass`."""
     require_type(module, ProjectionModule, "xtok.ProjectionModule(projection)")
     (width, teacher_width), compared, temperature = module.shape, sides.teacher, config.temperature
     student, teacher = sides.tokens(module.shape)

@@ -66,11 +66,11 @@ class BatchLoss(ABC):
 
 @dataclass(frozen=True, eq=False)
 class CustomLoss(BatchLoss):
-    """A loss of your own, computed by PyTorch from whole logits.
+    """A user-defined loss, which PyTorch computes from whole logits.
 
     `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
     and the teacher's part. It returns the mean loss, a scalar. `count` returns the number of terms
-    that `mean` averages; by default, the number of chunks.
+    that `mean` averages. The default is the number of chunks.
     """
 
     mean: Callable[[Any, Any, Batch, SideBatch], Tensor]
@@ -79,7 +79,7 @@ class CustomLoss(BatchLoss):
     takes_hidden = False
 
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch) -> Plan:
-        """Return a plan without comparisons: its value, and the gradient of the value."""
+        """Return a plan without comparisons, which contains the mean loss and its gradient."""
         mean = self.mean(student_logits, teacher_logits, batch, side)
         gradients = [(mean, torch.ones_like(mean))]
         return Plan((), 1, work_dtype(mean), gradients=gradients, value=mean.detach())
@@ -98,7 +98,7 @@ class RequiredMap(NamedTuple):
         return MAP_NAMES[self.file_type.KIND]
 
     def on_device(self, any_map: Any) -> Any:
-        """Convert a map, or the map in a file, to `device_type`. Returns None for other types."""
+        """Convert a map or a map's file to `device_type`; return None for other values."""
         any_map = self.file_type.of(any_map)
         if isinstance(any_map, self.file_type):
             any_map = self.to_device_type(any_map)
@@ -114,11 +114,11 @@ MAPS: Mapping[MapKind | None, RequiredMap] = {
 
 @dataclass(frozen=True)
 class LossSpec:
-    """The code of a loss: its plan, its other inputs and its options."""
+    """The definition of a loss: its plan, its other inputs and its options."""
 
     name: LossName
-    # Takes `BothLogits`, the map if required, and the config; for stored predictions, the student's
-    # logits and the predictions.
+    # Its arguments are `BothLogits`, the map if required, and the config. For stored predictions,
+    # its arguments are the student's logits and the predictions.
     plan: Callable[..., Plan]
     config: Any = None  # class of the options
     is_stored: bool = False  # whether stored predictions replace the teacher
@@ -151,8 +151,8 @@ class _ConfiguredLoss(BatchLoss):
             return self.spec.plan(student_logits, side["stored"])
         logprobs = side.get("teacher_logprobs") if self.spec.takes_logprobs else None
         if teacher_logits is None and logprobs is None:
-            hint = "pass a teacher model; for alm, its log-probabilities are enough"
-            raise XtokError("the teacher and its predictions are missing", hint=hint)
+            hint = "pass a teacher model, or for alm, its log-probabilities"
+            raise XtokError("the teacher's predictions are missing", hint=hint)
         chunks = chunks_in(side["shifted"], self.config.chunk_filter, student_logits.device)
         targets = batch.get("targets"), side.get("targets")
         sides = wrap_logits(
@@ -195,7 +195,7 @@ def loss_spec(name: LossName) -> LossSpec:
 
 
 def unused_map(name: str) -> XtokError:
-    """Return the error for a map that a loss does not take."""
+    """Return the error for a loss that takes no map, but received a map."""
     takers = ", ".join(name for name, spec in LOSSES.items() if spec.map)
     return XtokError(f"{name} takes no map", hint=f"remove the map, or use one of {takers}")
 
@@ -210,10 +210,11 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
         name: a key of `LOSSES`.
         map: a map, the path of its file, or a map on a device (`ProjectionModule`, `EventIndex` or
             `SpellingIndex`).
-        config: the options; `GoldConfig` for `h-kl`, `ChunkLossConfig` for `event-kl`.
+        config: the options, such as `PKLConfig`. `h-kl` requires `GoldConfig`, and `event-kl`
+            requires `ChunkLossConfig`.
 
     Raises:
-        XtokError: if a required map is missing, or the loss takes no map.
+        XtokError: if a required map is missing, or if `map` is set for a loss that takes no map.
         ValueError: if the loss does not exist, or the config belongs to another loss.
     """
     spec, name = loss_spec(name), loss_name(name, LossName)
@@ -228,7 +229,7 @@ def make_loss(name: LossName, *, map: Any = None, config: Any = None) -> BatchLo
     if spec.map:
         on_device = spec.map.on_device(map)
         if on_device is None:
-            hint = "pass one map per teacher, as map= of the trainer or of make_loss"
+            hint = "pass map= to the trainer (one map per teacher) or to make_loss"
             raise XtokError(f"{name} requires {spec.map.name}", hint=hint)
         on_device = spec.prepare_map(on_device)
     return _ConfiguredLoss(spec, on_device, config)

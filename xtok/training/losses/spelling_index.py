@@ -17,15 +17,15 @@ from xtok.training.sparse import ranges, true_indices
 
 
 class CompletionTrie(NamedTuple):
-    """A trie of one side's tokens by their spellings in tokens (pieces) of the other side.
+    """A trie that finds tokens of one side by their spellings in pieces: tokens of the other side.
 
     A token is stored at the node of its spelling without the last piece. Node 0 is the empty
     prefix. Node i + 1 has the key `keys[i]` = (its parent's number) · `width` + (its last piece).
-    To find a prefix, search `keys` once for each piece.
+    To find a prefix, search `keys` once for each piece of the prefix.
     """
 
     keys: Tensor  # int64 [P], ascending
-    bounds: Tensor  # int64 [P + 3], start of each node's completions; node P + 1: unknown
+    bounds: Tensor  # int64 [P + 3], start of each node's completions; node P + 1: unknown prefixes
     tokens: Tensor  # int64 [completions], tokens sorted by node, then by id
     pieces: Tensor  # int64 [completions], last piece of each token
     width: int  # vocabulary size of the pieces
@@ -47,7 +47,7 @@ class CompletionTrie(NamedTuple):
         return node
 
     def expand(self, nodes: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the index of the node, the token and the last piece of n nodes' completions.
+        """Return the node's index, the token and the last piece for each completion of n nodes.
 
         Node i contributes its first `counts[i]` completions, and `total` is the sum of `counts`.
         """
@@ -60,15 +60,15 @@ class CompletionTrie(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events of N chunks, for which the two models' predictions are compared."""
+    """The events of N chunks. `csd` compares the models' probabilities of these events."""
 
     singles: Tensor  # int64 [n], chunks with one token on each side
     groups: Tensor  # int64 [G], the other chunks that contribute to the loss
-    sizes: tuple[int, int]  # number of their tokens on each side
+    sizes: tuple[int, int]  # number of tokens in `groups`: student, teacher
     # The e completions of the other chunks, int64 [e], sorted by chunk:
     chunk: Tensor  # index of the chunk in `groups`, ascending
-    student: Tensor  # replaces the chunk's last student token
-    teacher: Tensor  # replaces its last teacher token
+    student: Tensor  # token that replaces the chunk's last student token
+    teacher: Tensor  # token that replaces the chunk's last teacher token
 
     @property
     def num_chunks(self) -> int:
@@ -92,7 +92,7 @@ class SpellingIndex(NamedTuple):
         return to_device(self, device)
 
     def events(self, student: ChunkTokens, teacher: ChunkTokens) -> Events:
-        """Find the completions in N ≥ 1 chunks: tokens that continue a prefix in the text."""
+        """Find the completions of N ≥ 1 chunks: tokens that can replace a chunk's last token."""
         is_one = student.sizes == 1, teacher.sizes == 1
         # [N], whether each chunk has one token per side, and whether it contributes to the loss. A
         # chunk with one token on only one side contributes if it has several completions (below).
@@ -134,7 +134,7 @@ class SpellingIndex(NamedTuple):
 def spelling_index(spellings: SpellingMap) -> SpellingIndex:
     """Convert a spelling map to an index on the CPU.
 
-    If tokens have equal spellings, the lowest id is used.
+    If several tokens have the same spelling, the index contains only the lowest id.
     """
     width, columns = spellings.shape
     partners = [np.full(size, -1, np.int64) for size in spellings.shape]

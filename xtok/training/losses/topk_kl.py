@@ -1,4 +1,4 @@
-"""Top-k KL: compare the student with stored candidates of a teacher, and all other tokens."""
+"""Top-k KL: compare the student's predictions with a teacher's stored top-k predictions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def topk_kl(
     rest_logprob: Tensor,
     valid: Tensor,
 ) -> Tensor:
-    """Return the KL from stored top-k predictions, with one bucket for the remaining tokens.
+    """Return the KL between stored top-k predictions and the student's predictions.
 
-    As in servers' responses, stored row i predicts token i, so it is compared with the logits at
-    position i − 1. Let p be the stored probabilities of K tokens at temperature 1, and q the
-    student's softmax. Then
+    Stored row i predicts token i, as in the responses of inference servers. The loss compares row i
+    with the logits at position i − 1. All tokens without a stored probability form one event, the
+    rest. Let p be the stored probabilities of K tokens at temperature 1, and q the student's
+    softmax. Then
 
         loss = mean over valid tokens of
                Σ_{k∈K} p_k (log p_k − log q_k) + p_rest (log p_rest − log q_rest)
@@ -44,7 +45,7 @@ def topk_kl(
         valid: `[B, T]`, 0 for tokens to exclude; the first token of a row is always excluded.
 
     Returns:
-        A scalar: 0, with zero gradients, if no token is valid.
+        A scalar. It is 0, with zero gradients, if no token is valid.
 
     Raises:
         ValueError: if shapes do not match, ids are repeated or beyond the student's width,
@@ -57,7 +58,7 @@ def topk_kl(
 
 
 def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
-    """Plan `topk_kl` for one pass."""
+    """Return the plan of `topk_kl` for `one_pass`."""
     student = as_logits(student_logits)
     shapes = [list(x.shape) for x in vars(stored).values()]
     rows, width = list(student.shape[:2]), student.shape[-1]
@@ -108,8 +109,9 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
 def _candidates(top_ids: Tensor, top_logprobs: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return the candidates at n positions: int64 ids and log-probabilities, `[n, K]`.
 
-    Unused entries get the id `width` and the log-probability −∞. Invalid or repeated ids get NaN,
-    which needs no transfer from the device. `_check_candidates` reports such ids.
+    Unused entries get the id `width` and the log-probability −∞. Invalid or repeated ids get the
+    log-probability NaN, because raising an error here would require a transfer from the device.
+    `_check_candidates` reports such ids.
     """
     is_none = (top_ids < 0) | torch.isneginf(top_logprobs)
     ids = top_ids.long().masked_fill(is_none, width)

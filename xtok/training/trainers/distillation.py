@@ -39,13 +39,13 @@ EVALUATION_NOTE = (
 class DistillationTrainer(Trainer):
     """A `Trainer` for an objective and its teachers, with logs and evaluation.
 
-    In addition to `loss`, training logs contain averages over the same optimizer steps and all
-    processes:
+    In addition to `loss`, training logs contain these averages over the same optimizer steps and
+    over all processes:
 
     - `cross_entropy` and `distillation`, the two parts of the loss;
     - `coverage`, the share of targets in chunks.
 
-    Evaluation logs contain averages over all rows of the dataset, each counted once:
+    Evaluation logs contain averages over all rows of the dataset. Each row is counted once:
 
     - `eval_loss`, `eval_cross_entropy` and `eval_distillation`;
     - `eval_bits_per_byte`, the student's cross-entropy in bits, divided by the targets' bytes;
@@ -59,11 +59,11 @@ class DistillationTrainer(Trainer):
     objective: Objective
     distillation_collator: Any  # a `DistillationCollator` or a `TopKCollator`
     teachers: Sequence[Any]  # the teacher models; None for stored predictions
-    router_aux_loss_coef: float | None = None  # coefficient that TRL sets; None: the model's own
-    _heads_model: Any = None  # the model that `_heads` belongs to
+    router_aux_loss_coef: float | None = None  # set by TRL; None: the model's coefficient
+    _heads_model: Any = None  # the student for which `_heads` are valid
     _heads: Sequence[Head | None] = ()  # heads of the student and its teachers
     _notes: Sequence[str] = ()
-    _evaluation: _EvaluationSums | None = None  # sums of the running evaluation, if any
+    _evaluation: _EvaluationSums | None = None  # sums during an evaluation, else None
     _is_explained = False  # whether `EVALUATION_NOTE` has been printed
 
     def __init__(
@@ -122,7 +122,7 @@ class DistillationTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return a batch's share of the step's loss in training, or its mean loss in evaluation.
+        """Return the batch's share of the step's loss (training) or its mean loss (evaluation).
 
         The share is multiplied by the number of processes, because processes average their
         gradients.
@@ -173,8 +173,8 @@ class DistillationTrainer(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the dataloader for an evaluation.
 
-        With several processes, an iterable dataset becomes a list, because repeated rows can only
-        be recognised if the length is known.
+        With several processes, an iterable dataset is converted to a list, because the trainer
+        needs its length to recognise repeated rows.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
@@ -203,7 +203,7 @@ class DistillationTrainer(Trainer):
             return output
         sums, counts = self.accelerator.reduce(evaluation.terms, "sum").unbind(1)
         means = sums / counts.clamp(min=1)
-        start = 2 + len(self.objective.losses)  # sums for the bits per byte
+        start = 2 + len(self.objective.losses)  # index of the first sum for bits per byte
         metrics = self._combine(means[:start])
         prefixes = [f"teacher_{n}_" for n in range(1, 1 + len(self.teachers))]
         names = ["", *(prefixes if len(prefixes) > 1 else ["teacher_"])]
@@ -276,7 +276,8 @@ class _Sums:
 class _StepSums(_Sums, TrainerCallback):
     """Sums over the optimizer steps since the last log, or since training began.
 
-    `auto_find_batch_size` begins training again for each batch size.
+    `auto_find_batch_size` restarts training for each batch size, so the start of training resets
+    the sums.
     """
 
     num_steps = 0
@@ -292,12 +293,12 @@ class _EvaluationSums(_Sums):
 
     `terms`, `[n, 2]`, contains the sum and the number of values for each of n averages.
 
-    With several processes, Accelerate repeats rows, so that each process has equally many batches.
-    Repeated rows are not counted.
+    With several processes, Accelerate repeats rows, so that all processes have the same number of
+    batches. Repeated rows are not counted.
     """
 
     def __init__(self, dataloader: Any, accelerator: Any) -> None:
-        self._rows_left, self._step = math.inf, 0  # from the start of the next batch
+        self._rows_left, self._step = math.inf, 0  # rows after the start of the next batch
         if accelerator.num_processes > 1 and hasattr(dataloader.dataset, "__len__"):
             size = dataloader.total_batch_size
             first = size // accelerator.num_processes * accelerator.process_index
@@ -310,7 +311,7 @@ class _EvaluationSums(_Sums):
 
 
 def _nats_and_bytes(logits: AnyLogits | None, side_batch: SideBatch, sizes: Tensor) -> Tensor:
-    """Return a teacher's total −log p of the targets, and the targets' bytes, float32 `[2]`.
+    """Return a teacher's sum of −log p over the targets, and the targets' bytes, float32 `[2]`.
 
     If `logits` is None, targets without a stored log-probability are ignored. `sizes`, `[B, T]`,
     are the bytes of each target.
@@ -329,13 +330,13 @@ def _nats_and_bytes(logits: AnyLogits | None, side_batch: SideBatch, sizes: Tens
 def require_own_loss(args: Any, compute_loss_func: Any = None) -> None:
     """Raise a `ValueError` for options of a `Trainer` that change the loss."""
     if factor := args.label_smoothing_factor:
-        raise ValueError(f"label_smoothing_factor is {factor}, but the loss has no smoothing")
+        raise ValueError(f"label_smoothing_factor is {factor}, but xtok's losses have no smoothing")
     if compute_loss_func is not None:
-        raise ValueError("compute_loss_func is not supported: use loss=")
+        raise ValueError("compute_loss_func is not supported: pass a custom loss as loss=")
 
 
 def _require_supported(args: Any, accelerator: Any) -> None:
-    """Raise an `XtokError` for setups that split batches, or give processes fewer batches."""
+    """Raise an `XtokError` for setups that split batches, or distribute batches unevenly."""
     if args.n_gpu > 1:
         raise XtokError(
             f"one process with {args.n_gpu} GPUs is not supported",

@@ -21,11 +21,11 @@ class NemoTokenAligner(aligner.TokenAligner):
     """An `xtok.TokenAligner` with the constructor of NeMo-RL's `TokenAligner`.
 
     Args:
-        student_tokenizer: a fast Hugging Face tokenizer, or a model as in `load_tokenizer`.
-        teacher_tokenizer: the teacher's tokenizer, as for the student.
+        student_tokenizer: a fast Hugging Face tokenizer, or another input of `load_tokenizer`.
+        teacher_tokenizer: the teacher's tokenizer, in the same form.
         projection_matrix_path: the map for these two tokenizers, or a table in the format of
             NeMo-RL's draft 4177.
-        max_comb_len: as in `xtok.TokenAligner`.
+        max_comb_len: see `xtok.TokenAligner`.
 
     Raises:
         XtokError: if the map belongs to other tokenizers.

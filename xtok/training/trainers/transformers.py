@@ -22,9 +22,9 @@ class XTokTrainer(DistillationTrainer):
 
     The loss is the weighted sum of the cross-entropy (a mean over targets) and the distillation
     losses (means over chunks or tokens). A mean includes all batches of an optimizer step, on all
-    processes. `DistillationTrainer` describes the logs. `loss` and `map` are one value for all
-    teachers, or a list with one value per teacher. Only the student is trained and saved, including
-    any parameters that the student shares with a teacher.
+    processes. `DistillationTrainer` describes the logs. Each of `loss` and `map` is one value for
+    all teachers, or a list with one value per teacher. Only the student is trained and saved,
+    including any parameters that the student shares with a teacher.
 
     Args:
         model: the student, a causal language model.
@@ -32,18 +32,18 @@ class XTokTrainer(DistillationTrainer):
         data_collator: a `DistillationCollator` for the same student and teachers, or a
             `TopKCollator` for stored predictions. Each row of the dataset is a sample for the
             collator.
-        teachers: one causal language model, folder or repo id for each teacher of the collator.
-            None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty list
+        teachers: for each teacher of the collator, a causal language model, its folder or its repo
+            id. None trains on stored predictions, with the loss `alm` or `topk-kl`. An empty list
             trains without teachers, for comparison.
         loss: the name of a loss, or a `losses.BatchLoss`.
         map: an event map for `event-kl`, a spelling map for `csd`, a projection map for `p-kl`,
             `gold` and `h-kl`, or the path of its file.
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of the distillation loss and the cross-entropy, both 1 by default.
-        **kwargs: arguments of a `Trainer`, and two more. `hidden_states`: True computes logits in
-            blocks from hidden states, False computes whole logits, and the default uses hidden
-            states if possible. `audit` (default True): check the first batch with the models'
-            libraries.
+        **kwargs: arguments of a `Trainer`, and two options of xtok. If `hidden_states` is True,
+            losses compute logits in blocks from hidden states. If it is False, models compute whole
+            logits. By default, hidden states are used if possible. If `audit` is True (default),
+            the trainer checks the first batch with the models' libraries.
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, if one

@@ -32,7 +32,7 @@ INSTALL = f"install TRL 1.14 to 1.16: pip install 'trl{VERSIONS}'"
 
 
 def gold_classes() -> tuple[type, type]:
-    """Return TRL's classes; raise an `XtokError` if TRL is missing or its version not supported."""
+    """Return TRL's classes. Raise an `XtokError` if TRL is missing or not supported."""
     try:
         import trl
     except ImportError:
@@ -51,9 +51,9 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     """TRL's `GOLDTrainer` with xtok's alignment, losses and maps, for tokenizers of any family.
 
     On policy (`lmbda` > 0), the student generates completions, and the teacher reads the same
-    bytes, tokenized with its own tokenizer. Off policy, completions come from the dataset. Prompts
-    of conversations are rendered with the teacher's own chat template. A column `teacher_messages`
-    (or `teacher_prompt`) replaces the prompt for the teacher. If prompts are texts, the column
+    bytes, tokenized with its own tokenizer. Off policy, completions come from the dataset. The
+    teacher reads conversations in its own chat template. A column `teacher_messages` (or
+    `teacher_prompt`) replaces the prompt for the teacher. If prompts are texts, the column
     `teacher_context` is a text that only the teacher reads, before the prompt.
 
     xtok's losses use these options of `GOLDConfig`: `uld_crossentropy_weight`,
@@ -63,12 +63,13 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     Args:
         model: the student.
         teacher_model: the teacher.
-        args: a `GOLDConfig`; `use_uld_loss` is set to True, `use_extended_uld` to False.
+        args: a `GOLDConfig`. The trainer sets `use_uld_loss` to True and `use_extended_uld` to
+            False.
         loss: the name of a loss, or a `losses.BatchLoss`.
-        map: the map that the loss requires, its file or its module.
-        teacher_template: a chat template that replaces the teacher tokenizer's own.
-        **kwargs: arguments of a `GOLDTrainer` (datasets, `processing_class` …), and `hidden_states`
-            and `audit` as in `XTokTrainer`.
+        map: the map that the loss requires: a map, the path of its file, or a `ProjectionModule`.
+        teacher_template: a chat template that replaces the template of the teacher's tokenizer.
+        **kwargs: arguments of a `GOLDTrainer` (datasets, `processing_class` …), and the options
+            `hidden_states` and `audit` of `XTokTrainer`.
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if the student is a vision
@@ -150,8 +151,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         batch = self._buffered_inputs[index]["_xtok"]
         share = float(batch["count"][0] / batch["totals"][0].clamp(min=1))
         change = share * self.accelerator.num_processes - 1 / num_batches
-        # Workaround: GOLDTrainer (TRL 1.14 to 1.16) adds 1 / number to this private counter, in a
-        # long method that cannot be overridden in part.
+        # Workaround: GOLDTrainer (TRL 1.14 to 1.16) adds 1 / (number of batches) to this private
+        # counter, in a long method that cannot be overridden in part.
         name = f"_{'on' if self._buffered_on_policy[index] else 'off'}_policy_step_equiv"
         setattr(self, name, getattr(self, name) + change)
         return loss
