@@ -52,13 +52,13 @@ def bytes_map() -> xtok.ProjectionMap:
         (lambda: xtok.transplant("bytes", "bytes", "new", documents="a.txt"), ValueError,
          "documents is .*'a.txt'"),
         (lambda: TopKCollator()([{"input_ids": [5]}]), ValueError, "a row has no topk_ids"),
-        (lambda: scored([97.5, 98]), ValueError, "^input_ids has 97.5"),
+        (lambda: scored([97.5, 98]), ValueError, "^input_ids contains 97.5"),
         (lambda: scored([97, 10**20]), ValueError, f"input_ids contains {10**20}"),
-        (lambda: scored(["a", 98]), ValueError, "input_ids has a,"),
-        (lambda: stored([1.5, 2]), ValueError, "input_ids has 1.5"),
-        (lambda: stored([5, 6], [7.25]), ValueError, "topk_ids has 7.25"),
+        (lambda: scored(["a", 98]), ValueError, "input_ids contains a,"),
+        (lambda: stored([1.5, 2]), ValueError, "input_ids contains 1.5"),
+        (lambda: stored([5, 6], [7.25]), ValueError, "topk_ids contains 7.25"),
         (lambda: stored([5, 6], [True]), ValueError, "topk_ids contains True"),
-        (lambda: stored([5, 6], [None]), ValueError, "topk_ids has None"),
+        (lambda: stored([5, 6], [None]), ValueError, "topk_ids contains None"),
     ],
 )  # fmt: skip
 def test_an_invalid_value_is_named_in_the_error(

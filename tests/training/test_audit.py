@@ -366,7 +366,7 @@ def with_dropout(bench: Bench) -> None:
     bench.teacher.after = nn.Dropout(0.3)
 
 
-@fault("two results")
+@fault("different losses")
 def dropout_without_a_mode(bench: Bench) -> None:
     bench.teacher.after.register_forward_hook(lambda *args: nn.functional.dropout(args[-1], 0.3))
 

@@ -28,15 +28,15 @@ MAX_TOKENS = 1024
 """Bits per byte are measured on at most this number of tokens per model."""
 
 WINDOW_TOKENS = 32
-"""Number of tokens for checking the student's own loss. For 250,000 ids, their logits need 32 MiB.
-"""
+"""Number of tokens for checking the student's own loss. With a vocabulary of 250,000 tokens, the
+logits need 32 MiB."""
 
 MIN_TARGETS, MIN_BYTES = 16, 32
-"""Minimum numbers of targets and of their bytes. With fewer, measurements are unreliable."""
+"""Minimum numbers of targets and of their bytes. Smaller samples give unreliable measurements."""
 
 MAX_UNIFORM_RATIO = 1.2
-"""Maximum loss of a model, divided by the loss of a uniform distribution. A model with random
-weights reaches about 1.0."""
+"""Maximum loss of a model, divided by the loss of a uniform distribution. This ratio is about 1.0
+for a model with random weights."""
 
 NOTE_RATIO, WARNING_RATIO = 1.02, 1.5
 """Thresholds for a note and a warning: the teacher's bits per byte divided by the student's."""
@@ -104,12 +104,12 @@ def audit(
     collator: Any,
     heads: Sequence[Head | None] = (),
 ) -> Audit:
-    """Check the first batch of a run with its texts and the models' own libraries.
+    """Check the first batch of a run against its texts and the models' own libraries.
 
-    It compares ids, roles and masks with the libraries, and the student's cross-entropy with
+    The audit compares ids, roles and masks with the libraries, and the student's cross-entropy with
     `forward(labels=…)`. It checks labels and alignments, finds parameters without a gradient, and
-    measures the bits per byte of all models. It does not change the models or the random state.
-    With `heads`, it needs no more memory than a training step.
+    measures the bits per byte of all models. The audit does not change the models or the random
+    state. With `heads`, it needs no more memory than a training step.
 
     Args:
         models: the student and its teachers, wrapped as in a training step; None for a teacher with
@@ -306,7 +306,7 @@ def _label_problems(
         for row, position in is_wrong.nonzero().tolist()[:1]:
             values = f"label {int(labels[row, position])}, id {int(ids[row, position])}"
             problem_count = f"{int(is_wrong.sum())} {problem.format(name)}"
-            yield f"{problem_count}, as in row {row}, token {position}: {values}"
+            yield f"{problem_count}, first in row {row}, token {position}: {values}"
 
 
 def _set_targets(
@@ -421,7 +421,8 @@ def _memory(parameter: Tensor) -> int:
 def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[Result]:
     """List the trained parameters on which the teacher's logits depend.
 
-    A teacher can contain the student's adapters without using them, if it is the base model.
+    A teacher that is the student's base model can contain the student's adapters without using
+    them.
     """
     memory = {n: _memory(p) for n, p in student.trainable.items()}
     teacher_parameters = {_memory(p): p for p in teacher.model.parameters()}
@@ -451,7 +452,7 @@ def _teacher_problems(audited: _AuditedSide, num_rows: int) -> Iterator[str]:
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
         results = " and ".join(f"{float(nats.mean()):.5f}" for nats in (first, second))
-        yield f"{name} gives two results for the same batch, {results}: check it for dropout"
+        yield f"{name} gives different losses for the same batch, {results}: check it for dropout"
     yield from _uniform_problems(audited)
     for position, nats in (("before", audited.nats_before), ("after", audited.nats_after)):
         if (bits := audited.bits(nats)) < (target_bits := audited.bits(audited.nats)) / 2:
