@@ -339,10 +339,10 @@ def top(ids: list[Any], logprobs: list[Any]) -> dict[str, Any]:
         ),
         (
             top([[], [10**20], [8]], [[], [-1.0], [-1.0]]),
-            "topk_ids has 10{20}",
+            "topk_ids contains 10{20}",
         ),
-        ({"loss_mask": ["False"] * 3}, "loss_mask has"),
-        ({"valid": [1, 2, 1]}, "valid has"),
+        ({"loss_mask": ["False"] * 3}, "loss_mask contains"),
+        ({"valid": [1, 2, 1]}, "valid contains"),
     ],
 )
 def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:

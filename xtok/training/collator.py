@@ -151,7 +151,7 @@ class DistillationCollator:
     Args:
         student: a repo id, a path or a loaded tokenizer (see `load_tokenizer`).
         teachers: one teacher, or a list of teachers. An empty list trains without teachers.
-        max_length: maximum number of tokens of a sample, on each side.
+        max_length: maximum number of tokens per sample, for each model.
         bos: add the declared bos token before each text that does not begin with it.
         eos: add the declared eos token after each text that does not end with it.
         max_comb_len: see `TokenAligner`.

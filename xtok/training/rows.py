@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the named columns that exist in a row. Each must have one value per token."""
+    """Return the named columns that exist in a row. Each column must have one value per token."""
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
         if len(values) != (count := len(row["input_ids"])):

@@ -59,7 +59,7 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Return the row. Its `num_before` is 1 if it begins with a declared bos token, else 0."""
+        """Return the row. If it begins with a declared bos token, `num_before` is 1, else 0."""
         is_bos = np.isin(self.ids[:1], table.roles.get("bos", ()))
         return self._replace(num_before=int(is_bos.sum()))
 
@@ -152,7 +152,7 @@ def align_rows(
 def _align_texts(
     aligner: TokenAligner, sides: tuple[Tokenizer, Tokenizer], rows: tuple[SampleRow, SampleRow]
 ) -> FlatAlignment:
-    """Align two rows by bytes, or by offsets in the text if they contain unknown tokens."""
+    """Align two rows by bytes, or by offsets in the text if a row contains unknown tokens."""
     student, teacher = rows
     by_spans = aligner.prefers_spans(student.ids, teacher.ids)
     if student.text is None or not (by_spans or aligner.is_lossy):

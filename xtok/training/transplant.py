@@ -1,4 +1,4 @@
-"""`transplant`: give a model another tokenizer, with embeddings computed from the old ones."""
+"""`transplant`: give a model another tokenizer, and compute its embeddings from the old ones."""
 
 from __future__ import annotations
 
@@ -200,8 +200,8 @@ def new_rows(
         if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
     # All positions attend to the first token, so a token that begins texts gets the row of the old
-    # first token, even if it also begins turns. A token that also ends texts
-    # keeps the row of an end token.
+    # first token, even if it also begins turns. A token that also ends texts keeps the row of an
+    # end token.
     for new_id in set(table.roles.get("bos", ())) - set(table.roles.get("eos", ())):
         partners[new_id] = next(iter(old_table.roles.get("bos", ())), partners[new_id])
     # If several ids have the same bytes (`<0x0A>` and a newline), the tokenizer emits only one. If

@@ -77,7 +77,7 @@ def csd(
     int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments and the result.
 
     Raises:
-        ValueError: as in `event_kl`, or if a target in a chunk is not an id.
+        ValueError: as in `event_kl`, or if a target in a chunk is not a valid id.
     """
     plan, logits = partial(plan_csd, index=index), (student_logits, teacher_logits)
     options = config or CSDConfig()

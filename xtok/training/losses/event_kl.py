@@ -156,7 +156,7 @@ def same_tokenizer_kl(
 
 
 def plan_event_kl(sides: BothLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
-    """Return the plan of `event_kl` for `one_pass`. Without an index, compare equal ids."""
+    """Return the plan of `event_kl` for `one_pass`. Without `index`, it compares equal ids."""
     student, teacher = sides.tokens((0, 0) if index is None else index.widths)
     firsts = student.positions[student.starts], teacher.positions[teacher.starts]
     return plan_kl(sides.student, sides.teacher, firsts, config, index)

@@ -106,7 +106,7 @@ class HiddenLogits:
         return part
 
     def gradients(self) -> Gradients:
-        """Return a zero tensor for each input that requires a gradient, and None for each other."""
+        """Return a zero tensor per input that requires a gradient, and None for other inputs."""
         dtype = work_dtype(self)
         return tuple(_zeros(tensor, dtype) for tensor in self.inputs)
 
@@ -124,7 +124,7 @@ class HiddenLogits:
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
         """Add the result of `before_cap` at n positions to the gradients of the inputs.
 
-        Each position can be added only once. Overwrites `grad`.
+        The gradient at a position can be added only once. Overwrites `grad`.
         """
         hidden_grad, weight_grad, bias_grad = gradients
         if bias_grad is not None:

@@ -1,7 +1,7 @@
 """Compute several losses in one pass over the student's positions, block by block.
 
 Each loss returns a plan. `one_pass` runs all plans on shared blocks of the student's logits, and
-adds up their gradients.
+adds up the gradients of all plans.
 """
 
 from __future__ import annotations

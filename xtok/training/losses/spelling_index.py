@@ -17,7 +17,7 @@ from xtok.training.sparse import ranges, true_indices
 
 
 class CompletionTrie(NamedTuple):
-    """A trie that finds tokens of one side by their spellings in pieces: tokens of the other side.
+    """A trie that finds tokens of one side by their spellings in tokens (pieces) of the other.
 
     A token is stored at the node of its spelling without the last piece. Node 0 is the empty
     prefix. Node i + 1 has the key `keys[i]` = (its parent's number) · `width` + (its last piece).

@@ -48,7 +48,7 @@ def topk_kl(
         A scalar. It is 0, with zero gradients, if no token is valid.
 
     Raises:
-        ValueError: if shapes do not match, ids are repeated or beyond the student's width,
+        ValueError: if shapes do not match, ids are repeated or not below the student's width,
             probabilities are NaN or sum to more than 1, or logits are NaN or +∞.
     """
     stored = StoredTopK(
@@ -64,8 +64,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
     rows, width = list(student.shape[:2]), student.shape[-1]
     if shapes != [[*rows, *shapes[0][2:3]]] * 2 + [rows] * 2 or len(shapes[0]) != 3:
         raise ValueError(
-            f"top_ids, top_logprobs, rest_logprob and valid are {shapes}, but the student's logits "
-            f"are {list(student.shape)}, [B, T, V]"
+            f"top_ids, top_logprobs, rest_logprob and valid have the shapes {shapes}, but the "
+            f"student's logits have the shape {list(student.shape)}, [B, T, V]"
         )
     is_counted = stored.valid != 0
     is_counted[:, :1] = False

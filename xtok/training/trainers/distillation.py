@@ -45,7 +45,7 @@ class DistillationTrainer(Trainer):
     - `cross_entropy` and `distillation`, the two parts of the loss;
     - `coverage`, the share of targets in chunks.
 
-    Evaluation logs contain averages over all rows of the dataset. Each row is counted once:
+    Evaluation logs contain these averages over all rows of the dataset, without repeated rows:
 
     - `eval_loss`, `eval_cross_entropy` and `eval_distillation`;
     - `eval_bits_per_byte`, the student's cross-entropy in bits, divided by the targets' bytes;
