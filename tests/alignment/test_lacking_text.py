@@ -19,7 +19,7 @@ from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
 WORDS = ["the", "lamp", "a", "keeper", "lit", "ß", "ßa", "théa", "é", "éé", "🌊", "\n", "\r\n"]
-FEW = 250  # texts per kind and direction (four in all)
+FEW = 100  # texts per kind and direction (four in all)
 
 
 def texts(seed: int, count: int = FEW) -> list[str]:
