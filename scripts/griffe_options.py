@@ -7,10 +7,11 @@ docstring.
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 from griffe import Attribute, Docstring, ExprCall, ExprKeyword, Extension
+
+from xtok import config
 
 MODULES = ("xtok.config", "xtok.training.losses.config")
 
@@ -33,4 +34,4 @@ class OptionFields(Extension):
         limits = [f"{word} `{about[end]}`" for end, word in words.items() if end in about]
         about_range = f" Range: {', '.join(limits)}." if limits else ""
         attr.value = default
-        attr.docstring = Docstring(ast.literal_eval(str(text)) + about_range, parent=attr)
+        attr.docstring = Docstring(eval(str(text), {**vars(config)}) + about_range, parent=attr)

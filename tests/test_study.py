@@ -7,7 +7,7 @@ import gzip
 import json
 import math
 import multiprocessing
-import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +65,8 @@ class Here:
     def __exit__(self, *_: object) -> None: ...
 
     def apply_async(self, function: Any, args: Any) -> SimpleNamespace:
-        function, args = pickle.loads(pickle.dumps((function, args)))  # as for another process
+        sent = ForkingPickler.dumps((function, args))  # as to another process
+        function, args = ForkingPickler.loads(sent)
         function(*args)
         return SimpleNamespace(get=lambda: None)
 
