@@ -9,17 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from checks import fails
 from conftest import Cli
+from forked import Forks
 from running_servers import running
 from served_teachers import Model
 
@@ -33,38 +34,58 @@ BODY = {"prompt": [5, 6, 7], "prompt_logprobs": 1}
 HALF_A_REQUEST = b"POST /generate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ours\r\n"
 HALF_A_REQUEST += b"Content-Length: 9\r\n\r\n{"
 SHORTER_LIMITS = """
+import os, pathlib
 import xtok.__main__
 from xtok.teachers.serving import server
+pathlib.Path({!r}).write_text(str(os.getpid()))
 server.STOP_SECONDS, server.ANSWER_SECONDS = 2, {}
 xtok.__main__.program()
 """
 
 
-@contextmanager
-def command(
-    *args: str, answer_seconds: int = 60, **env: str
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command; yield its process and address."""
-    code = SHORTER_LIMITS.format(answer_seconds)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", *args, "--port", "0"],
-        stdout=-1, stderr=-1, text=True, env={**os.environ, **env},
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate()
+class Command(NamedTuple):
+    """A running command in a fork."""
+
+    program: subprocess.Popen[str]  # waits for the fork, and ends with its exit code
+    pid: int
+    url: str
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
-def test_a_signal_ends_the_server(small: Path, digits: Tokenizer) -> None:
+Start = Callable[..., AbstractContextManager[Command]]
+
+
+@pytest.fixture
+def command(forks: Forks, tmp_path: Path) -> Start:
+    """A function that runs the command."""
+
+    @contextmanager
+    def start(*args: str, answer_seconds: int = 60, **env: str) -> Iterator[Command]:
+        code = SHORTER_LIMITS.format(str(tmp_path / "pid"), answer_seconds)
+        program = subprocess.Popen(
+            [forks.folder / "python", "-c", code, "serve", *args, "--port", "0"],
+            stdout=-1, stderr=-1, text=True, env={**forks.env, **env},
+        )  # fmt: skip
+        assert program.stdout is not None
+        try:
+            url = program.stdout.readline().strip()
+            yield Command(program, int((tmp_path / "pid").read_text()), url)
+        finally:
+            program.kill()
+            program.communicate()
+
+    return start
+
+
+def test_a_signal_ends_the_server(small: Path, digits: Tokenizer, command: Start) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     model = Model(digits)
     keys: Any = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
     with (
         running(model.app) as teacher_url,
-        command(*models, "--teacher-url", teacher_url, **keys) as (process, url),
+        command(*models, "--teacher-url", teacher_url, **keys) as (process, pid, url),
         ThreadPoolExecutor(1) as pool,
     ):
         assert url.startswith("http://127.0.0.1:")
@@ -83,7 +104,7 @@ def test_a_signal_ends_the_server(small: Path, digits: Tokenizer) -> None:
                     client = held.enter_context(socket.create_connection(address))
                     if number == 50:
                         client.sendall(HALF_A_REQUEST)
-                        process.send_signal(signal.SIGTERM)
+                        os.kill(pid, signal.SIGTERM)
             assert waiting.result().status_code == 200
             out, err = process.communicate(timeout=60)
         assert process.returncode == 0
@@ -96,50 +117,52 @@ def test_a_signal_ends_the_server(small: Path, digits: Tokenizer) -> None:
 
 @contextmanager
 def waiting(
-    small: Path, digits: Tokenizer
-) -> Iterator[tuple[subprocess.Popen[str], Future[httpx.Response]]]:
-    """Run the command with a teacher that does not respond; yield the process and a response."""
+    small: Path, digits: Tokenizer, command: Start
+) -> Iterator[tuple[Command, Future[httpx.Response]]]:
+    """Run the command with a teacher that does not respond; yield it and a response."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
     model = Model(digits)
     with (
         running(model.app) as teacher_url,
-        command(*models, "--teacher-url", teacher_url) as (process, url),
+        command(*models, "--teacher-url", teacher_url) as server,
         ThreadPoolExecutor(1) as pool,
     ):
         model.delay = 600.0
-        response = pool.submit(httpx.post, f"{url}/v1/completions", json=BODY, timeout=60)
+        response = pool.submit(httpx.post, f"{server.url}/v1/completions", json=BODY, timeout=60)
         while not model.running:
             time.sleep(0.005)
-        yield process, response
+        yield server, response
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_server_at_once(
-    small: Path, digits: Tokenizer, number: int
+    small: Path, digits: Tokenizer, number: int, command: Start
 ) -> None:
-    with waiting(small, digits) as (process, response):
-        process.send_signal(number)
+    with waiting(small, digits, command) as (server, response):
+        server.send(number)
         time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(number)
-        assert process.wait(1) == -number
+        assert server.program.poll() is None
+        server.send(number)
+        assert server.program.wait(1) == -number % 256
         with pytest.raises(httpx.RemoteProtocolError):
             response.result()
 
 
 def test_a_request_that_takes_too_long_does_not_delay_the_end(
-    small: Path, digits: Tokenizer
+    small: Path, digits: Tokenizer, command: Start
 ) -> None:
-    with waiting(small, digits) as (process, response):
-        process.send_signal(signal.SIGTERM)
+    with waiting(small, digits, command) as (server, response):
+        server.send(signal.SIGTERM)
         assert response.result().status_code == 503
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 0
+        _, err = server.program.communicate(timeout=60)
+        assert server.program.returncode == 0
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "time"])
-def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) -> None:
+def test_a_client_that_does_not_read(
+    small: Path, digits: Tokenizer, by: str, command: Start
+) -> None:
     """Its response is larger than the buffers."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
     body = json.dumps({"prompt": [5, 6, 7] * 500, "prompt_logprobs": 60}).encode()
@@ -148,21 +171,18 @@ def test_a_client_that_does_not_read(small: Path, digits: Tokenizer, by: str) ->
         running(Model(digits, max_model_len=4096).app) as teacher_url,
         command(
             *models, "--teacher-url", teacher_url, answer_seconds=1 if by == "time" else 60
-        ) as (
-            process,
-            url,
-        ),
+        ) as server,
         socket.socket() as client,
     ):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         client.sendall(request % (len(body), body))
         metric = 'requests_total{route="/v1/completions",status="200"} 1.0'
-        while metric not in httpx.get(f"{url}/metrics").text:
+        while metric not in httpx.get(f"{server.url}/metrics").text:
             time.sleep(0.05)
         if by == "SIGTERM":
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            server.send(signal.SIGTERM)
+            assert server.program.wait(20) == 0
         else:
             time.sleep(3)
             with pytest.raises(ConnectionError):
