@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from xtok.conversation.leaves import METADATA_KEYS, unread_note
 from xtok.conversation.rendering import Conversation, Renderer
 from xtok.conversation.templates import is_missing
 from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import listed
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 ROW_HINT = 'give a text, {"text": "…"}, {"messages": […]} or a list of messages'
 _HINT = 'write a conversation as [{"role": "user", "content": "…"}, …], '

@@ -14,7 +14,7 @@ from datetime import date
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ from xtok.conversation._tracking import Run
 from xtok.conversation.rendering import Conversation, Renderer, Targets
 from xtok.conversation.templates import Rendering
 from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import byte_offsets
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 _CONTROL = 256  # first symbol for control tokens; lower symbols are bytes
 _ANY_CONTROL = re.compile(r"[^\x00-\xff]")

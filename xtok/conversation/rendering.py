@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +55,8 @@ from xtok.conversation.templates import (
     tool_schemas,
 )
 from xtok.errors import ChatTemplateError, XtokError
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import printable, quoted
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 NO_END_OF_TURN = "the targets contain no end-of-turn token, so the model does not learn to stop"
 BEGINS_IN_PROMPT = (

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok._lib.shards import Paths
 from xtok.maps.edges import pair_keys
 from xtok.maps.map_arguments import MapLike, bind_maps
 from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
 from xtok.tokenizers.pairs import Pair
-
-if TYPE_CHECKING:
-    from xtok._lib.shards import Paths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.building.counting.pair_text import PerDocument
 from xtok.maps.edges import ranks
 from xtok.tokenizers.classes import TokenClass, token_classes
 from xtok.tokenizers.pairs import Pair
-
-if TYPE_CHECKING:
-    from xtok.building.counting.pair_text import PerDocument
-
 
 NUM_WORST = 5
 """Number of worst rows per map."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from xtok._lib.shards import Paths
 from xtok.config import InspectConfig
 from xtok.errors import XtokError
 from xtok.inspection.compare import Comparison, compare
@@ -25,9 +26,6 @@ from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import Token, token_list
-
-if TYPE_CHECKING:
-    from xtok._lib.shards import Paths
 
 Shown: TypeAlias = (
     Description | EventDescription | SpellingDescription | Comparison | Explanation[Any]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from xtok.errors import OutputError, XtokError
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import MapLike
 from xtok.teachers import parts
+from xtok.teachers.cluster import Cluster, make_parts_on_ray
 from xtok.teachers.formats import distillkit, neutral
 from xtok.teachers.formats.answers import FIELDS
 from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
@@ -36,9 +37,6 @@ from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import slot_candidates
-
-if TYPE_CHECKING:
-    from xtok.teachers.cluster import Cluster
 
 _FIRST_LOOK = 1 << 16
 """Number of candidates of each file that are checked before the work starts."""
@@ -157,8 +155,6 @@ def _make_parts(
     job: ProjectJob, pair: Pair, cluster: Cluster | None, progress: Progress
 ) -> list[PartSummary]:
     if cluster is not None:
-        from xtok.teachers.cluster import make_parts_on_ray
-
         return make_parts_on_ray(job, cluster, progress)
     translator = Translator(pair, job.back_map, templates=job.config.templates)
     with progress("projecting", job.size) as advance:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -42,9 +42,7 @@ from xtok.training.samples import (
     read_scored_row,
     split_parts,
 )
-
-if TYPE_CHECKING:
-    from xtok.training.topk_collator import StoredTopK
+from xtok.training.topk_collator import StoredTopK
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,8 @@ from numpy.typing import NDArray
 from xtok._lib.ragged import offsets_of
 from xtok._lib.threads import available_cores
 from xtok.alignment.sequences import FlatIds
-
-if TYPE_CHECKING:
-    from xtok.conversation.texts import TextBatch
-    from xtok.tokenizers import Tokenizer
+from xtok.conversation.texts import TextBatch
+from xtok.tokenizers import Tokenizer
 
 _AHEAD = 4  # number of batches that are encoded at the same time
 

@@ -7,16 +7,14 @@ from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from xtok.conversation.templates import Message
 from xtok.errors import XtokError
+from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import TokenTable, TokenType
-
-if TYPE_CHECKING:
-    from xtok.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from math import acos, pi, sqrt
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-if TYPE_CHECKING:
-    from xtok.inspection.pair_facts import SharedCounts
+from xtok.inspection.pair_facts import SharedCounts
 
 _RADIUS = 72
 

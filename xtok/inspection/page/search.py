@@ -9,19 +9,17 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xtok.building.counting.pair_text import PairText
+from xtok.inspection.report import PageData
 from xtok.maps.edges import ranks
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES, TokenTable
-
-if TYPE_CHECKING:
-    from xtok.building.counting.pair_text import PairText
-    from xtok.inspection.report import PageData
 
 SHOWN_BYTES = 160
 """Maximum number of bytes of a token on the page."""

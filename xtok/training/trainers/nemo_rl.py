@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xtok.alignment import aligner
-from xtok.alignment.aligner import AlignmentBatch
+from xtok.alignment.aligner import AlignmentBatch, Array, ArrayT
 from xtok.errors import XtokError
 from xtok.maps.file import table_digests
 from xtok.maps.map_arguments import bind_map, read_map
 from xtok.tokenizers import load_pair
-
-if TYPE_CHECKING:
-    from xtok.alignment.aligner import Array, ArrayT
 
 
 class NemoTokenAligner(aligner.TokenAligner):
