@@ -25,7 +25,7 @@ from rendered_chats import (
     targets,
 )
 
-from xtok.conversation import (
+from xtok.conversation.rendering import (
     NO_END_OF_TURN,
     render,
     tool_suffix,

@@ -16,7 +16,8 @@ import chat_families
 import numpy as np
 import pytest
 
-from xtok.conversation import (
+from xtok.conversation.files import read_conversations
+from xtok.conversation.rendering import (
     BEGINS_IN_PROMPT,
     BLOCK_IN_PROMPT,
     NO_TARGETS,
@@ -24,7 +25,6 @@ from xtok.conversation import (
     Conversation,
     render,
 )
-from xtok.conversation.files import read_conversations
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 

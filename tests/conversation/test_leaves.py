@@ -20,8 +20,8 @@ import xtok
 from xtok import DistillationCollator, TokenAligner
 from xtok.alignment.chats import align_chat
 from xtok.config import ChatTemplates
-from xtok.conversation import NO_ANSWERS, Conversation, render
 from xtok.conversation.files import chat_record
+from xtok.conversation.rendering import NO_ANSWERS, Conversation, render
 from xtok.conversation.templates import render_template
 from xtok.inspection.first_rows import compare_side
 from xtok.tokenizers import Tokenizer, load_tokenizer

@@ -15,7 +15,7 @@ from checks import not_none
 from conftest import Load
 from rendered_chats import CHAT, TOOLS, check_spans, contents, decode_ids, targets
 
-from xtok.conversation import (
+from xtok.conversation.rendering import (
     NO_END_OF_TURN,
     is_prefix_preserving,
     render,

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -38,15 +38,10 @@ def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -
         callback=_root,
     )
     for name in names:
-        function = _nothing if only_described else _load(name)
+        stem = name.replace("-", "_")
+        function = _nothing if only_described else getattr(import_module(f"xtok.cli.{stem}"), stem)
         app.command(name, cls=Command, help=help.describe_command(name)[0])(function)
     return app
-
-
-def _load(name: str) -> Callable[..., None]:
-    module = import_module(f"xtok.cli.{name.replace('-', '_')}")
-    function: Callable[..., None] = getattr(module, name.replace("-", "_"))
-    return function
 
 
 def _nothing() -> None:

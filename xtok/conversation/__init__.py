@@ -6,14 +6,7 @@ from xtok.conversation.batching import collate as collate
 from xtok.conversation.batching import unpad as unpad
 from xtok.conversation.reading import ReadBack as ReadBack
 from xtok.conversation.reading import read_back as read_back
-from xtok.conversation.rendering import BEGINS_IN_PROMPT as BEGINS_IN_PROMPT
-from xtok.conversation.rendering import BLOCK_IN_PROMPT as BLOCK_IN_PROMPT
-from xtok.conversation.rendering import NO_ANSWERS as NO_ANSWERS
-from xtok.conversation.rendering import NO_END_OF_TURN as NO_END_OF_TURN
-from xtok.conversation.rendering import NO_TARGETS as NO_TARGETS
-from xtok.conversation.rendering import NOT_GENERATED as NOT_GENERATED
 from xtok.conversation.rendering import Conversation as Conversation
-from xtok.conversation.rendering import find_template as find_template
 from xtok.conversation.rendering import is_prefix_preserving as is_prefix_preserving
 from xtok.conversation.rendering import render as render
 from xtok.conversation.rendering import tool_suffix as tool_suffix

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from xtok._lib.ragged import num_common
-from xtok.conversation import find_template, is_prefix_preserving, render, tool_suffix
 from xtok.conversation.formats import PromptFormat
+from xtok.conversation.rendering import find_template, is_prefix_preserving, render, tool_suffix
 from xtok.conversation.templates import Message
 from xtok.errors import XtokError
 from xtok.inspection.results import Check, Level

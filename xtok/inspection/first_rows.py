@@ -17,10 +17,11 @@ from xtok._lib.shards import Paths
 from xtok.alignment.aligner import FlatAlignment, TokenAligner
 from xtok.alignment.chats import align_rendered
 from xtok.alignment.sequences import filled
-from xtok.conversation import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, Conversation, find_template
+from xtok.conversation import Conversation
 from xtok.conversation.files import ChatRecord, chat_record
 from xtok.conversation.formats import PromptFormat
 from xtok.conversation.leaves import WEIGHT_KEYS
+from xtok.conversation.rendering import BEGINS_IN_PROMPT, BLOCK_IN_PROMPT, find_template
 from xtok.conversation.teacher_side import SideText, teacher_chats
 from xtok.conversation.templates import has_generation_blocks, is_missing
 from xtok.conversation.texts import check_texts, read_samples

@@ -92,7 +92,9 @@ def _checks(m: AnyMap, digests: Mapping[str, str | None]) -> Iterator[Check]:
         yield Check("tensors", *_tensors(m, digests["tensors"]))
     for side, vocabulary in sides.items():
         table = vocabulary.table
-        result = _NO_TOKENS if table is None else _digest(table, digests.get(side))
+        result = _NO_TOKENS
+        if table is not None:
+            result = _digest("table_sha256", table.sha256(), digests.get(side), "tokens")
         yield Check(f"{side} tokens", *result)
     invariants = list(_invariants(m))
     yield from invariants
@@ -156,19 +158,16 @@ def _invariants(m: AnyMap) -> Iterator[Check]:
 _NO_TOKENS: Result = "skipped", "the map contains no tokens"
 
 
-def _digest(table: TokenTable, recorded: str | None) -> Result:
-    digest = table.sha256()
+def _digest(name: str, digest: str, recorded: str | None, contents: str) -> Result:
     if recorded in (None, digest):
-        return "ok", f"table_sha256 is {digest[:16]}…"
-    return "failed", f"table_sha256 is {str(recorded)[:16]}…, but the tokens have {digest[:16]}…"
+        return "ok", f"{name} is {digest[:16]}…"
+    return "failed", f"{name} is {recorded!s:.16}…, but the {contents} have {digest[:16]}…"
 
 
 def _tensors(m: AnyMap, recorded: str | None) -> Result:
     if recorded is None:
         return "skipped", "written by an earlier version, without a digest"
-    if (digest := packing.tensors_sha256(m)) == recorded:
-        return "ok", f"tensors_sha256 is {digest[:16]}…"
-    return "failed", f"tensors_sha256 is {recorded!s:.16}…, but the tensors have {digest[:16]}…"
+    return _digest("tensors_sha256", packing.tensors_sha256(m), recorded, "tensors")
 
 
 def _slots(m: ProjectionMap) -> Result:

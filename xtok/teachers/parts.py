@@ -29,8 +29,8 @@ from xtok._lib.progress import Note
 from xtok._lib.shards import Shard, source_of
 from xtok._lib.version import installed_version
 from xtok.config import ProjectConfig
-from xtok.conversation import find_template
 from xtok.conversation.formats import FORMATS
+from xtok.conversation.rendering import find_template
 from xtok.errors import OutputError, XtokError
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import differing

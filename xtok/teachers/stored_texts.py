@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from xtok._lib.ragged import num_common, offsets_of
 from xtok.alignment.chats import shared_string_spans
-from xtok.conversation import NO_END_OF_TURN, Conversation
 from xtok.conversation.files import ChatRecord, chat_record
+from xtok.conversation.rendering import NO_END_OF_TURN, Conversation
 from xtok.conversation.teacher_side import match_answers, replace_messages
 from xtok.conversation.templates import message_dicts
 from xtok.errors import at_location

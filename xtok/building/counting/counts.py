@@ -179,16 +179,11 @@ class ChunkCounts:
         num_chunks += self._size
         num_ids += int(self._chunks.bounds[self._size])
         if 4 * num_chunks > 3 * len(self._table) or num_ids > len(self._chunks.ids):
-            before = self.chunks()
+            ids, bounds, widths, counts = self.chunks()
             self._allocate(1 << (4 * num_chunks // 3).bit_length(), 2 * num_ids)
             self._size = 0
-            self.add_chunks(before)
-
-    def add_chunks(self, chunks: DistinctChunks) -> None:
-        """Add chunks with their counts."""
-        starts, middles = chunks.bounds[:-1], chunks.bounds[:-1] + chunks.widths
-        spans = np.stack([starts, middles, middles, chunks.bounds[1:]])
-        self.add(spans, chunks.ids, chunks.ids, chunks.counts)
+            middles = bounds[:-1] + widths
+            self.add(np.stack([bounds[:-1], middles, middles, bounds[1:]]), ids, ids, counts)
 
     def chunks(self) -> DistinctChunks:
         """Return all chunks with their counts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
@@ -197,10 +198,9 @@ def is_loopback(host: str) -> bool:
 
 def json_of(response: httpx.Response) -> Any:
     """Return the JSON of a response, or None if it is not JSON."""
-    try:
+    with suppress(ValueError):
         return parse_json(response.content)
-    except ValueError:
-        return None
+    return None
 
 
 def problem_of(response: httpx.Response) -> str:
@@ -258,7 +258,6 @@ def _proxy_for(url: httpx.URL) -> str | None:
 
 
 def _in(host: str, network: str) -> bool:
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host) in ipaddress.ip_network(network, strict=False)
-    except ValueError:
-        return False
+    return False
