@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -85,10 +85,9 @@ def reserved_stdout() -> Iterator[None]:
 def _scratch_file() -> IO[bytes]:
     import tempfile
 
-    try:
+    with suppress(OSError):
         return tempfile.TemporaryFile()
-    except OSError:  # no temporary folder is writable
-        return open(os.devnull, "w+b")
+    return open(os.devnull, "w+b")  # no temporary folder is writable
 
 
 def _show_printed(file: IO[bytes]) -> None:

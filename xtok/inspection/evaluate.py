@@ -293,8 +293,7 @@ def _recipes(maps: Iterable[ProjectionMap], pair: Pair, progress: Progress) -> d
     """Return X-Token's map without slots, once for each distinct `top_k` of the maps."""
     config = MultitokenConfig(scale_trick=False)
     matches = find_matches(pair, config)
-    only = ~matches.is_exact
-    spelled, _ = spelled_map(pair, config, matches, only=only, progress=progress)
+    spelled, _ = spelled_map(pair, config, matches, only=~matches.is_exact, progress=progress)
     exact = with_exact(spelled, matches, config)
     return {k: cut_rows(exact, k)[0].edges for k in {m.top_k for m in maps}}
 

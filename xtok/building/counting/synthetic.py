@@ -46,26 +46,22 @@ class TextKind(IntEnum):
 # Transition probabilities between kinds, in languages with spaces (English, French, German, Python)
 # and without spaces (Chinese, Japanese). `scripts/benchmark.py synthetic` prints the same values
 # within 0.03.
-_SPACED = np.array(
-    [
-        [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
-        [0.263, 0.375, 0.000, 0.023, 0.070, 0.270],
-        [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
-        [0.053, 0.103, 0.000, 0.305, 0.177, 0.362],
-        [0.196, 0.433, 0.000, 0.136, 0.104, 0.130],
-        [0.209, 0.377, 0.000, 0.077, 0.157, 0.180],
-    ]
-)
-_UNSPACED = np.array(
-    [
-        [0.484, 0.159, 0.030, 0.016, 0.113, 0.198],
-        [0.123, 0.261, 0.039, 0.026, 0.183, 0.367],
-        [0.021, 0.005, 0.825, 0.002, 0.038, 0.108],
-        [0.044, 0.113, 0.042, 0.275, 0.207, 0.318],
-        [0.045, 0.230, 0.415, 0.119, 0.058, 0.133],
-        [0.078, 0.308, 0.194, 0.087, 0.147, 0.186],
-    ]
-)
+_SPACED = [
+    [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
+    [0.263, 0.375, 0.000, 0.023, 0.070, 0.270],
+    [0.561, 0.192, 0.000, 0.006, 0.073, 0.168],
+    [0.053, 0.103, 0.000, 0.305, 0.177, 0.362],
+    [0.196, 0.433, 0.000, 0.136, 0.104, 0.130],
+    [0.209, 0.377, 0.000, 0.077, 0.157, 0.180],
+]
+_UNSPACED = [
+    [0.484, 0.159, 0.030, 0.016, 0.113, 0.198],
+    [0.123, 0.261, 0.039, 0.026, 0.183, 0.367],
+    [0.021, 0.005, 0.825, 0.002, 0.038, 0.108],
+    [0.044, 0.113, 0.042, 0.275, 0.207, 0.318],
+    [0.045, 0.230, 0.415, 0.119, 0.058, 0.133],
+    [0.078, 0.308, 0.194, 0.087, 0.147, 0.186],
+]
 
 # The following values were chosen by hand: `_SHARE_UNSPACED`, `_SINGLE_SHARE`, `_LOOK_UP`,
 # `_SERVES`, and the numbers in `_draw_scripts`, `_draw_tokens`, `_number_weights`, `_space_weights`
@@ -273,13 +269,12 @@ class SyntheticSource:
             parts.append((kind, [t.encode() for t in fixed], np.array(list(fixed.values()))))
         tokens = [token for _, members, _ in parts for token in members]
         self.weights = np.concatenate([weights for _, _, weights in parts])
-        pool_of = np.array(
-            [
-                _script(token) if kind == TextKind.UNSPACED else kind
-                for kind, members, _ in parts
-                for token in members
-            ]
-        )
+        pools = [
+            _script(token) if kind == TextKind.UNSPACED else kind
+            for kind, members, _ in parts
+            for token in members
+        ]
+        pool_of = np.array(pools)
         self.pools: dict[int, Pool] = {}
         for pool in np.unique(pool_of).tolist():
             ids = np.flatnonzero(pool_of == pool)

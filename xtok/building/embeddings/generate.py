@@ -83,11 +83,9 @@ def generate(
     if embedding_model is None:
         cause = lacking_weights(pair, offline=offline)
         embedding_model = SPELLING if cause else OWN
-        note = (
-            f"tokens were compared by spelling, because {cause}"
-            if cause
-            else "tokens were compared by the input embeddings of both models"
-        )
+        note = "tokens were compared by the input embeddings of both models"
+        if cause:
+            note = f"tokens were compared by spelling, because {cause}"
     options: dict[str, Any] = {**asdict(config), "embedding_model": {"kind": embedding_model}}
     if embedding_model == SPELLING:
         edges, counts, notes = _edges_by_spelling(pair, config, progress)
@@ -141,10 +139,8 @@ def _edges_by_spelling(
 ) -> tuple[Edges, dict[str, float], list[str]]:
     student, teacher = pair.tables
     row_ids, column_ids = student.text_ids, np.sort(list(teacher.canonical_ids().values()))
-    rows, columns = (
-        [tokens[i] for i in ids.tolist()]
-        for ids, tokens in ((row_ids, student.tokens()), (column_ids, teacher.tokens()))
-    )
+    rows, teacher_tokens = [*filter(None, student.tokens())], teacher.tokens()
+    columns = [teacher_tokens[i] for i in column_ids.tolist()]
     if config.canonicalization == "relaxed":
         rows, columns = list(map(relaxed_form, rows)), list(map(relaxed_form, columns))
     values, indices = most_similar(rows, columns, config.top_k, progress)

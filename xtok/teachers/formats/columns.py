@@ -106,11 +106,9 @@ class CacheColumns:
             differs = np.flatnonzero(sizes[0] != sizes[1])
             if len(differs):
                 index = int(differs[0])
-                location = (
-                    locate(index, self.locations, bounds[:depth])
-                    if depth
-                    else self.locations[index]
-                )
+                location = self.locations[index]
+                if depth:
+                    location = locate(index, self.locations, bounds[:depth])
                 size, other = sizes[:, index]
                 problem = f"{size} {names[0]}, but {other} {names[1]}"
                 raise cache_error(location, problem)
