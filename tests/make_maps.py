@@ -18,7 +18,8 @@ from safetensors.numpy import save
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import Decoded, TokenEntry, TokenType, Vocabulary
 

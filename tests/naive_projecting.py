@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from xtok.maps.creating import map_from_edges
 from xtok.maps.edges import Edges
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_from_edges
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.predictions.topk import TopK
 from xtok.teachers.projector_kernels import RESPLIT_RATE
 from xtok.tokenizers import Backend, Tokenizer

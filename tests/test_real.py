@@ -23,7 +23,8 @@ import xtok
 from xtok.alignment.aligner import TokenAligner
 from xtok.building.multitoken import multitoken
 from xtok.config import BuildConfig, MultitokenConfig
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers import load_tokenizer
 from xtok.tokenizers.table import TokenType
 

@@ -23,9 +23,10 @@ import numpy as np
 import small_tokenizers
 from numpy.typing import NDArray
 
+from xtok.maps.creating import map_from_edges
 from xtok.maps.edges import Edges, sum_duplicates
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_from_edges
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.table import TokenTable, Vocabulary
 

@@ -26,8 +26,8 @@ from benchmarks.harness import Row, documents, tokenizer
 from benchmarks.ngrams import Sparse, flat, stored
 from xtok.building.build import build
 from xtok.config import BACK_MAP
+from xtok.maps.creating import map_from_edges
 from xtok.maps.edges import Edges
-from xtok.maps.provenance import map_from_edges
 from xtok.predictions.topk import TopK
 from xtok.teachers.projector import Projector
 from xtok.tokenizers import Tokenizer

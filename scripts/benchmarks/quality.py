@@ -16,7 +16,7 @@ import numpy as np
 import xtok
 from benchmarks.harness import Row, chosen, tokenizer
 from xtok import ProjectionMap
-from xtok.maps.projection_map import RowKind
+from xtok.maps.records import RowKind
 
 PAIRS = (
     ("llama3", "qwen"), ("llama3", "mistral-v3"), ("llama3", "tekken"), ("qwen", "llama3"),

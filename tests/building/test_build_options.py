@@ -21,8 +21,9 @@ from xtok.building.multitoken import multitoken, spelled_map
 from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig, Weights
 from xtok.errors import XtokError
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.provenance import make_recipe
+from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.roles import match_names
 

@@ -26,7 +26,8 @@ from xtok.building.multitoken import multitoken
 from xtok.config import BuildConfig, MultitokenConfig, SpecialTokens, Target
 from xtok.errors import XtokError
 from xtok.maps import file as mapfile
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers.pairs import Pair
 
 pytestmark = pytest.mark.usefixtures("few_synthetic_texts")

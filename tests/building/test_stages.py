@@ -22,7 +22,7 @@ from xtok.building.sort_cut import sort_cut
 from xtok.config import BuildConfig, MultitokenConfig, SortCutConfig
 from xtok.maps.file import sha256
 from xtok.maps.map_arguments import bind_map
-from xtok.maps.projection_map import RowKind
+from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES

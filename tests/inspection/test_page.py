@@ -33,7 +33,8 @@ from xtok.inspection.page.search import SHOWN_BYTES, packed, weight_codes
 from xtok.inspection.pair_facts import SharedCounts
 from xtok.inspection.report import BUILT_IN, PageData, Report, examine
 from xtok.inspection.results import distinct_names
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import to_json
 from xtok.tokenizers.pairs import Pair, require_table

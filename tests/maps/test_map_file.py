@@ -31,7 +31,8 @@ from xtok.maps import file as mapfile
 from xtok.maps import names
 from xtok.maps.file import to_nemo
 from xtok.maps.map_arguments import read_map
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers.pairs import Pair
 

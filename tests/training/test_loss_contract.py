@@ -21,7 +21,7 @@ from torch import Tensor
 from xtok import XtokError
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.loss_names import LOSS_INFO, LossName
-from xtok.maps.projection_map import RowKind
+from xtok.maps.records import RowKind
 from xtok.training import losses
 from xtok.training.collator import SideBatch
 from xtok.training.losses import HiddenLogits

@@ -18,7 +18,7 @@ from naive_losses import check_gradient, value_and_gradient
 from torch import Tensor
 
 from xtok import ProjectionMap
-from xtok.maps.projection_map import RowKind
+from xtok.maps.records import RowKind
 from xtok.training.losses import (
     ChunkLossConfig,
     CombineConfig,

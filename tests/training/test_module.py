@@ -13,7 +13,7 @@ from make_maps import GOOD, SLOT, random_map
 from torch import Tensor
 
 from xtok import ProjectionModule, XtokError
-from xtok.maps.projection_map import RowKind
+from xtok.maps.records import RowKind
 from xtok.training.sparse import project_sparse
 
 SLOTTED = replace(GOOD, scale_slot=SLOT)

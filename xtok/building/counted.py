@@ -15,9 +15,10 @@ from xtok.building.counting.synthetic import synthetic_edges
 from xtok.building.exact import Matches, options_beside, with_matches, without_ignored
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
+from xtok.maps.creating import map_from_edges, map_from_rows
 from xtok.maps.edges import heaviest, pair_keys
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_from_edges, map_from_rows
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers.display import plural
 from xtok.tokenizers.notes import unspelled_note
 from xtok.tokenizers.pairs import Pair

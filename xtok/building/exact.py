@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from xtok.config import BuildConfig, Canonicalization, MultitokenConfig, SpecialTokens
 from xtok.errors import XtokError
+from xtok.maps.creating import map_from_edges
 from xtok.maps.edges import Edges, single_edges
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_from_edges, with_options
+from xtok.maps.provenance import with_options
 from xtok.maps.records import RowKind, stage_report
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.roles import match_names

@@ -12,11 +12,12 @@ from xtok._lib.progress import Progress, silent
 from xtok.building.exact import Matches, check_ignored, find_matches, with_matches, without_ignored
 from xtok.config import MultitokenConfig
 from xtok.maps import file as mapfile
+from xtok.maps.creating import map_from_rows
 from xtok.maps.edges import Edges, ranks
 from xtok.maps.map_arguments import MapLike, bind_map, name_notes
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_from_rows, stage_recipe
-from xtok.maps.records import map_notes, stage_report
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.provenance import stage_recipe
+from xtok.maps.records import RowKind, map_notes, stage_report
 from xtok.tokenizers.notes import undecodable_tokens, unspelled_note
 from xtok.tokenizers.pairs import Pair
 

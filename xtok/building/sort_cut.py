@@ -8,10 +8,11 @@ import numpy as np
 
 from xtok.config import SortCutConfig
 from xtok.errors import XtokError
+from xtok.maps.creating import map_from_edges
 from xtok.maps.edges import ranks
 from xtok.maps.map_arguments import MapLike
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_from_edges, with_options
+from xtok.maps.provenance import with_options
 from xtok.maps.records import StageReport
 
 

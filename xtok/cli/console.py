@@ -14,7 +14,7 @@ from xtok.tokenizers.display import printable
 
 if TYPE_CHECKING:
     from xtok.errors import XtokError
-    from xtok.maps.projection_map import StageReport
+    from xtok.maps.records import StageReport
 
 
 EVERY = 10.0

@@ -23,7 +23,8 @@ from xtok.errors import OutputError, XtokError
 from xtok.loss_names import LOSS_INFO, MAP_NAMES, BuildLoss, with_hyphens
 from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import AnyMap, bind_map, name_notes, read_map
-from xtok.maps.projection_map import ProjectionMap, StageReport
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import StageReport
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.display import to_json
 from xtok.tokenizers.pairs import Pair
@@ -350,7 +351,7 @@ class Output(Config):
 
     def write_stage(self, projection: ProjectionMap, name: str) -> None:
         """Write the map of a stage, and print recommendations for training."""
-        from xtok.maps.provenance import is_counted
+        from xtok.maps.suitability import is_counted
 
         path = self.write(projection, name)
         if path.suffix != ".pt":

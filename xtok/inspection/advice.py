@@ -16,7 +16,7 @@ from xtok.inspection.pair_facts import PairFacts
 from xtok.inspection.results import MOST_LEAK, Grade, leak_grade
 from xtok.loss_names import BuildLoss, LossName
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
+from xtok.maps.suitability import H_KL_THRESHOLD, exact_rows, is_counted, p_kl_problems
 from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import require_table
 

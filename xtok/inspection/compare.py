@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from xtok._lib.shards import Paths
 from xtok.maps.edges import pair_keys
 from xtok.maps.map_arguments import MapLike, bind_maps
-from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
+from xtok.maps.projection_map import ProjectionMap, token_name
+from xtok.maps.records import RowKind
 from xtok.tokenizers.pairs import Pair
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from xtok.inspection.explain import ExplainedRow, explain_row
 from xtok.maps.file import StoredMap
 from xtok.maps.map_arguments import MapLike, bind_map
-from xtok.maps.projection_map import ProjectionMap, RowKind, token_name
+from xtok.maps.projection_map import ProjectionMap, token_name
+from xtok.maps.records import RowKind
 from xtok.tokenizers.classes import TokenClass, token_classes
 from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.table import SIDES, TokenType, Vocabulary, VocabularyFields

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from xtok.errors import XtokError
 from xtok.maps.edges import row_starts
 from xtok.maps.map_arguments import MapLike, bind_map
-from xtok.maps.projection_map import ProjectionMap, RowEntry, RowKind
+from xtok.maps.projection_map import ProjectionMap, RowEntry
+from xtok.maps.records import RowKind
 from xtok.tokenizers.classes import TokenClass, classes_named, token_classes
 from xtok.tokenizers.pairs import Pair, require_table
 from xtok.tokenizers.relaxed import relaxed_form

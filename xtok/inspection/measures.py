@@ -9,7 +9,8 @@ from xtok.building.counting.smoothing import share_of
 from xtok.inspection.bootstrap import Interval
 from xtok.inspection.results import GOOD_LEAK, MOST_LEAK, Grade, leak_grade
 from xtok.loss_names import LOSS_INFO, BuildLoss
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers.display import percent
 from xtok.tokenizers.pairs import require_table
 

@@ -14,7 +14,8 @@ from xtok.inspection.results import Check, Level, Result
 from xtok.maps import packing
 from xtok.maps.map_arguments import MAP_CLASSES, AnyMap, AnyMapLike, can_grow, is_swapped, read_map
 from xtok.maps.opening import read_parts
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.maps.spellings import SpellingMap
 from xtok.tokenizers import ModelLike, Tokenizer, load_pair, load_tokenizer
 from xtok.tokenizers.display import listed, plural

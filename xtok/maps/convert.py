@@ -15,7 +15,7 @@ from xtok.maps import file as mapfile
 from xtok.maps.map_arguments import AnyMap, AnyMapLike, bind_map, read_map
 from xtok.maps.nemo_tables import reverse_path
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import exact_rows, is_counted
+from xtok.maps.suitability import exact_rows, is_counted
 from xtok.tokenizers.pairs import Pair
 
 

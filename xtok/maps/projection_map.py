@@ -26,9 +26,15 @@ from xtok.maps.edges import (
 from xtok.maps.file import FileContents, StoredMap, to_nemo
 from xtok.maps.opening import Tensors
 from xtok.maps.packing import Header, unpack
-from xtok.maps.records import InvariantError, Recipe, history_step, require, require_valid
-from xtok.maps.records import RowKind as RowKind
-from xtok.maps.records import StageReport as StageReport
+from xtok.maps.records import (
+    InvariantError,
+    Recipe,
+    RowKind,
+    StageReport,
+    history_step,
+    require,
+    require_valid,
+)
 from xtok.tokenizers.table import MAX_WIDTH, SIDES, Vocabulary
 
 if TYPE_CHECKING:

@@ -1,99 +1,24 @@
-"""Create maps, record how they were made, and check whether their rows suit P-KL."""
+"""Recipes: record how maps were made, and compare a map with a request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from xtok._lib.shards import SourceFile
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
-from xtok.maps.edges import Edges, add_slots, heaviest, in_map_order, sum_duplicates
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.records import Recipe
-from xtok.tokenizers.display import percent, plural
 from xtok.tokenizers.pairs import Pair
-from xtok.tokenizers.roles import slot_candidates
 from xtok.tokenizers.table import SIDES
-
-# H-KL compares two tokens if the row's heaviest entry has at least this weight (NeMo-RL).
-H_KL_THRESHOLD = 0.6
 
 _DIFFERENCE_WORDS = {
     "texts": "it was counted on other text",
     "field": "it was counted on another field",
     "initial_sha256": "it was counted with another initial map",
 }
-
-# Creating maps
-
-
-def map_from_edges(
-    edges: Edges,
-    *,
-    scale_slot: NDArray[np.uint8] | None,
-    before: ProjectionMap | None = None,
-    **fields: Any,
-) -> ProjectionMap:
-    """Create a map: round weights to float32, and sort each row with its slot last.
-
-    `scale_slot`, uint8 `[V_student]`, is 1 for rows in which the last edge is a scale slot. Missing
-    fields are copied from `before`.
-    """
-    edges = edges._replace(weights=edges.weights.astype(np.float32, copy=False))
-    last = np.zeros(len(edges.weights), np.bool_)
-    if scale_slot is not None:
-        final = np.zeros(len(scale_slot), np.int64)
-        np.maximum.at(final, edges.student_ids, np.arange(len(last)))
-        last[final[scale_slot == 1]] = True
-    keep = edges.weights > 0  # a piece's weight may underflow to 0 in float32
-    if not keep.all():
-        edges, last = edges.take(keep), last[keep]
-    edges = in_map_order(edges, last)
-    fields |= {
-        "student_ids": edges.student_ids.astype(np.int32, copy=False),
-        "teacher_ids": edges.teacher_ids.astype(np.int32, copy=False),
-        "weights": edges.weights,
-        "scale_slot": scale_slot,
-    }
-    return ProjectionMap(**fields) if before is None else replace(before, **fields)
-
-
-def map_from_rows(
-    pair: Pair,
-    edges: Edges,
-    kind: NDArray[np.uint8],
-    config: MultitokenConfig,
-    method: str,
-    earlier: ProjectionMap | None = None,
-) -> ProjectionMap:
-    """Create a map from unsorted edges: add up duplicates, normalize, cut, and add scale slots."""
-    edges = sum_duplicates(edges).normalized()
-    filled = np.bincount(edges.student_ids, minlength=len(kind)) > 0
-    edges = heaviest(edges, config.top_k - config.scale_trick)
-    slot = None
-    if config.scale_trick:
-        ignored = config.ignore_teacher_ids
-        candidates = [i for i in slot_candidates(pair.tables[1]) if i not in ignored]
-        edges, slot = add_slots(edges, candidates, len(kind))
-    return map_from_edges(
-        edges,
-        student=pair.sides[0],
-        teacher=pair.sides[1],
-        row_kind=np.where(filled, kind, np.uint8(RowKind.EMPTY)),
-        scale_slot=slot,
-        method=method,
-        top_k=config.top_k,
-        history=() if earlier is None else earlier.history,
-        reports=() if earlier is None else earlier.reports,
-    )
-
-
-# Recipes
 
 
 def make_recipe(
@@ -160,41 +85,3 @@ def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
         return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
     changed = (name for name in _DIFFERENCE_WORDS if earlier.get(name) != recipe.get(name))
     return next((_DIFFERENCE_WORDS[name] for name in changed), "its recipe differs")
-
-
-# Counted or not
-
-
-def p_kl_problems(projection: ProjectionMap) -> list[str]:
-    """Return the reasons why a map's rows are not the probabilities that P-KL needs."""
-    slots, exact = projection.weights[projection.is_slot], exact_rows(projection)
-    problems = []
-    if len(slots):
-        problems.append(
-            f"scale slots take {percent(float(slots.mean()), 0)} of the weight in "
-            f"{plural(len(slots), 'row')}"
-        )
-    if exact:
-        problems.append(
-            f"{plural(exact, 'exact row')} put all weight on one token, although the teacher may "
-            "use a longer token there"
-        )
-    if is_counted(projection) is False:
-        problems.append("weights were not counted on text")
-    return problems
-
-
-def exact_rows(projection: ProjectionMap) -> int:
-    """Return the number of exact rows, without special tokens if these are known."""
-    is_exact = projection.row_kind == RowKind.EXACT
-    if projection.student.table is not None:
-        is_exact = is_exact & (projection.student.table.lengths > 0)
-    return int(is_exact.sum())
-
-
-def is_counted(projection: ProjectionMap) -> bool | None:
-    """Whether a map's weights were counted on text; None if the map does not record its stages."""
-    if (projection.row_kind == RowKind.COUNTED).any():
-        return True
-    stages = {step["stage"] for step in projection.history}
-    return False if stages & {"multitoken", "generate"} else None

@@ -22,9 +22,9 @@ from xtok.alignment.sequences import FlatIds
 from xtok.conversation import Conversation, ReadBack
 from xtok.conversation.reading import readings
 from xtok.errors import XtokError
+from xtok.maps.creating import map_from_edges
 from xtok.maps.map_arguments import MapLike, bind_map
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import map_from_edges
 from xtok.predictions.topk import TopK, document_starts, segment_ids, take_rows
 from xtok.teachers.formats.ranked import MIN_REST
 from xtok.teachers.projector import Projector

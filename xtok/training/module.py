@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from xtok._lib.ragged import offsets_of
 from xtok.maps.edges import Edges, map_order
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.training.sparse import check_width, project_sparse, work_dtype
 
 

@@ -39,7 +39,8 @@ from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError
 from xtok.maps.file import to_safetensors
 from xtok.maps.names import map_name
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer, load_tokenizer
 from xtok.tokenizers.checkpoint import Checkpoint
 from xtok.tokenizers.pairs import Pair

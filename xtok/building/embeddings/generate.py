@@ -19,10 +19,10 @@ from xtok.building.embeddings.sources import InputLayer, SentenceModel, open_sou
 from xtok.building.embeddings.spelling import Floats, most_similar
 from xtok.config import GenerateConfig
 from xtok.errors import EmbeddingError, XtokError
+from xtok.maps.creating import map_from_edges
 from xtok.maps.edges import Edges
-from xtok.maps.projection_map import ProjectionMap, RowKind
-from xtok.maps.provenance import map_from_edges
-from xtok.maps.records import stage_report
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind, stage_report
 from xtok.tokenizers.notes import examples_of, undecodable_tokens
 from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.relaxed import relaxed_form

@@ -33,7 +33,7 @@ from xtok.inspection.page.search import MOST_ENTRIES, cut_sizes, pack_columns
 from xtok.inspection.report import PageData, Report, examine
 from xtok.loss_names import LOSS_INFO
 from xtok.maps.map_arguments import MapLike
-from xtok.maps.projection_map import RowKind
+from xtok.maps.records import RowKind
 from xtok.tokenizers import display
 from xtok.tokenizers.classes import class_label
 from xtok.tokenizers.pairs import Pair

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xtok.maps.projection_map import ProjectionMap, RowKind
+from xtok.maps.projection_map import ProjectionMap
+from xtok.maps.records import RowKind
 from xtok.training.losses.chunks import BothLogits, ChunkRows, chunk_loss, chunk_part, require_type
 from xtok.training.losses.config import GoldConfig
 from xtok.training.losses.logits import AnyLogits, log_probabilities

@@ -16,8 +16,8 @@ from xtok.errors import XtokError
 from xtok.loss_names import LOSS_INFO, MAP_NAMES, LossName, MapKind, loss_name
 from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
-from xtok.maps.provenance import H_KL_THRESHOLD, p_kl_problems
 from xtok.maps.spellings import SpellingMap
+from xtok.maps.suitability import H_KL_THRESHOLD, p_kl_problems
 from xtok.training.losses.alm import plan_alm
 from xtok.training.losses.chunks import Chunks, TargetIds, chunks_in, count_chunks, wrap_logits
 from xtok.training.losses.config import (
