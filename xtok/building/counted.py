@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xtok._lib.progress import Progress, silent
-from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, count_unit, pair_edges
+from xtok.building.counting.counts import LONGEST_CHUNK, MapRows, Pairs, count_unit, pair_edges
 from xtok.building.counting.pair_text import PairText
-from xtok.building.counting.smoothing import Pairs, choose_alpha, smooth
+from xtok.building.counting.smoothing import choose_alpha, smooth
 from xtok.building.counting.synthetic import synthetic_edges
 from xtok.building.exact import Matches, options_beside, with_matches, without_ignored
 from xtok.config import BuildConfig, MultitokenConfig

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xtok.building.counting.counts import Pairs as Pairs
-from xtok.building.counting.counts import pair_edges
+from xtok.building.counting.counts import Pairs, pair_edges
 from xtok.maps.edges import Edges, heaviest, pair_keys, sum_duplicates
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # candidates for alpha
