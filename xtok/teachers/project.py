@@ -235,11 +235,10 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
         hint = "pass the model that made these predictions as the teacher"
         raise cache_error(cache.path, problem, hint)
     if _fits(student, rows) and not _fits(teacher, rows):
-        names = (
-            f"the student, {pair.student.model_id}, but not the teacher, {pair.teacher.model_id}"
-        )
+        names = f"{pair.student.model_id}, but not the teacher, {pair.teacher.model_id}"
+        problem = f"its ids match the student, {names}; the sides may be swapped"
         hint = "pass the student first, then the teacher that made these predictions"
-        raise cache_error(cache.path, f"its ids match {names}; the sides may be swapped", hint)
+        raise cache_error(cache.path, problem, hint)
     cache.check(rows, teacher.vocabulary)
     if "normalized" not in cache.footer and is_renormalized(rows.topk, teacher.vocabulary):
         note(
@@ -283,8 +282,7 @@ def _is_json(kind: Any) -> bool:
 
 def _tables(job: ProjectJob, pair: Pair, schema: Any) -> Iterator[Any]:
     """Yield the output in pieces: lines for the format `vllm`, tables for the other formats."""
-    meaningless, to = slot_candidates(pair.tables[0]), job.config.to
-    pad_id = meaningless[0] if meaningless else 0
+    to, pad_id = job.config.to, next(iter(slot_candidates(pair.tables[0])), 0)
     student = StudentSide(model=pair.student.model_id, width=job.config.top_k, pad_id=pad_id)
     width = 1 if to == "vllm" else job.config.top_k
     arrow, first = need("pyarrow", job.folder), schema.empty_table()

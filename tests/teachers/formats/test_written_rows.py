@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 from naive_projecting import top_k
 
 from xtok.teachers.formats import axolotl, distillkit, vllm
@@ -70,7 +71,10 @@ def test_distillkits_columns_are_not_renormalized() -> None:
 
 
 def test_vllms_lines_are_ordered_by_rank() -> None:
-    """Entries are ordered by rank and include the text's own token; the first token has null."""
+    """Entries are ordered by rank and include the text's own token; the first token has null.
+
+    The own token 7 is not a candidate, so it is at most as likely as the last candidate.
+    """
     realized = np.array([np.nan, -0.7, -0.6, np.nan, np.nan], np.float32)
     topk = STORED.topk._replace(realized_logprob=realized)
     first, second = map(json.loads, vllm.lines(STORED._replace(topk=topk), "student"))
@@ -82,9 +86,23 @@ def test_vllms_lines_are_ordered_by_rank() -> None:
         [(i, e["rank"], round(e["logprob"], 4)) for i, e in row.items()] for row in entries
     ] == [
         [("6", 1, -0.6931), ("2", 2, -1.3863)],
-        [("7", 1, -0.6), ("9", 2, -0.6931)],
+        [("9", 1, -0.6931), ("7", 2, -0.6931)],
     ]
     assert second["choices"][0]["prompt_logprobs"] == [None, {}]
+
+
+def test_rows_of_vllms_lines_sum_to_at_most_one() -> None:
+    """A realized token that is not a candidate has at most the rest of its row, if it is known."""
+    topk = top_k([[5, 7, 7, 7, 7]], [{}, *[{6: 0.5, 2: 0.25}] * 4], None)
+    topk = topk._replace(
+        rest_logprob=np.log([1, 0.25, 0.25, 2.0**-30, np.nan]).astype(np.float32),
+        realized_logprob=np.log([1, 0.125, 0.9, 0.9, 0.9]).astype(np.float32),
+    )
+    [line] = map(json.loads, vllm.lines(Documents(topk, {}, ["row 0"]), "student"))
+    entries = [row["7"] for row in line["choices"][0]["prompt_logprobs"][1:]]
+    assert [entry["rank"] for entry in entries] == [3, 3, 3, 3]
+    probabilities = [math.exp(entry["logprob"]) for entry in entries]
+    assert probabilities == pytest.approx([0.125, 0.25, 2.0**-24, 0.25])
 
 
 def test_vllms_lines_are_json() -> None:

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xtok._lib.parsing import parse_json
 from xtok.errors import MALFORMED
 from xtok.predictions.topk import TopK
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
 from xtok.teachers.formats.flat_values import JsonRow, json_document
-from xtok.teachers.formats.ranked import RankedTopK, ranked_entries, ranked_topk
+from xtok.teachers.formats.ranked import MIN_REST, RankedTopK, ranked_entries, ranked_topk
 
 if TYPE_CHECKING:
     from xtok.teachers.formats.structs import VllmEntry
@@ -76,13 +78,15 @@ def lines(documents: Documents, model: str) -> Iterator[bytes]:
     """
     topk, columns = documents.topk, {name: documents.values(name) for name in documents.columns}
     mask = None if documents.loss_mask is None else documents.loss_mask.tolist()
-    tokens, realized = topk.token_ids.tolist(), topk.realized_logprob.tolist()
-    starts = topk.starts.tolist()
+    # A realized token's share of its chunk can exceed the probability outside the candidates.
+    limits = np.nan_to_num(np.maximum(topk.rest_logprob, np.log(MIN_REST)))  # 0 if unknown
+    realized = np.minimum(topk.realized_logprob, limits)
+    tokens, values, starts = topk.token_ids.tolist(), realized.tolist(), topk.starts.tolist()
     for document, (start, end) in enumerate(pairwise(topk.bounds.tolist())):
         span = slice(starts[start], starts[end])
         entries = zip(topk.ids[span].tolist(), topk.logprobs[span].tolist(), strict=True)
         rows = [
-            _rank(dict(islice(entries, starts[i + 1] - starts[i])), tokens[i], realized[i])
+            _rank(dict(islice(entries, starts[i + 1] - starts[i])), tokens[i], values[i])
             for i in range(start, end)
         ]
         choice = {
@@ -106,9 +110,7 @@ def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[
     The text's token is included, unless its log-probability is NaN or the row is empty.
     """
     if row and realized == realized and token not in row:
-        row[token] = realized
-        # Among tokens with equal values, the text's token is last.
-        row = dict(sorted(row.items(), key=lambda entry: -entry[1]))
+        row[token] = min(realized, *row.values())  # it is not one of the best
     return {
         str(i): {"logprob": logprob, "rank": rank, "decoded_token": None}
         for rank, (i, logprob) in enumerate(row.items(), 1)
