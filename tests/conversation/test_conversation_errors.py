@@ -174,6 +174,10 @@ ERRORS: Errors = {
             lambda: chat([QUESTION], variables={1: 2}),
             "the template variables contain 1, which is not a string",
         ),
+        (
+            lambda: chat([QUESTION], variables={"documents": {"title": "Harbour"}}),
+            "the template variables contain documents, which is not a list",
+        ),
     ],
     "use 1 to train on the message, or 0 to exclude it": [
         (

@@ -77,8 +77,7 @@ def render_template(
     `template` is Jinja source. `messages` are from `message_dicts`. `source` is the name of the
     template in errors.
     """
-    variables = dict(variables or {})
-    documents = variables.pop("documents", None)
+    variables = variables or {}
     dates: list[str] = []
 
     def strftime_now(form: str) -> str:
@@ -94,7 +93,7 @@ def render_template(
                 _add_reasoning_names(track(message, i, ())) for i, message in enumerate(messages)
             ],
             "tools": track(tools, -1, ("tools",)) or None,
-            "documents": track(documents, -1, ("documents",)),
+            "documents": track(variables.get("documents"), -1, ("documents",)),
             "add_generation_prompt": add_generation_prompt,
         }
     )
