@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the slowest tests; load real tokenizers in one process."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     for item in items:
-        if {"load_real", "hub_folder"} & {*getattr(item, "fixturenames", ())}:
+        if {"load_real", "hub_folder", "load_hub"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.xdist_group("real"))
 
 
@@ -298,6 +298,12 @@ def hub_folder(real: Real, tmp_path_factory: pytest.TempPathFactory) -> Callable
         return write(name)
 
     return find
+
+
+@pytest.fixture(scope="session")
+def load_hub(hub_folder: Callable[[str], Path]) -> Load:
+    """Load one of `hub_folders.NAMES`, once per session."""
+    return cache(lambda name: load_tokenizer(hub_folder(name)))
 
 
 @pytest.fixture(scope="session")

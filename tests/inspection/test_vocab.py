@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,5 +171,5 @@ def test_lengths_of_real_tokenizers(load_real: Load, name: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["gemma3", "llama2", "mistral-v3", "llama3"])
-def test_lengths_of_folders(hub_folder: Callable[[str], Path], name: str) -> None:
-    lengths_are_the_texts(load_tokenizer(hub_folder(name)))
+def test_lengths_of_folders(load_hub: Load, name: str) -> None:
+    lengths_are_the_texts(load_hub(name))

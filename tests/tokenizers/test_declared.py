@@ -117,9 +117,9 @@ def test_pairs_of_small_tokenizers(all_small: dict[str, Tokenizer]) -> None:
 
 @pytest.mark.real
 def test_pairs_of_real_tokenizers(
-    load_real: Callable[[str], Tokenizer], hub_folder: Callable[[str], Path]
+    load_real: Callable[[str], Tokenizer], load_hub: Callable[[str], Tokenizer]
 ) -> None:
-    fetched = [*map(load_real, FETCHED), *(load_tokenizer(hub_folder(name)) for name in NAMES)]
+    fetched = [*map(load_real, FETCHED), *map(load_hub, NAMES)]
     for student, teacher in itertools.product(fetched, repeat=2):
         if student is not teacher:
             _check_pair(Pair(student.vocabulary, teacher.vocabulary, student, teacher))
