@@ -187,10 +187,8 @@ def print_verification(verification: Verification) -> None:
     failed = f"failed: {', '.join(verification.failed)}"
     with printing() as console:
         for check in verification.checks:
-            line = Text()
-            line.append(check.level.ljust(8), style=STYLES.get(check.level, "dim"))
-            line.append(check.name.ljust(widest + 2))
-            line.append_text(cell(check.message))
+            level = check.level.ljust(8), STYLES.get(check.level, "dim")
+            line = Text.assemble(level, check.name.ljust(widest + 2), cell(check.message))
             console.print(line, soft_wrap=True)
         summary = failed if verification.failed else "all checks passed"
         console.print(cell(f"{verification.path}: {summary}"), soft_wrap=True)

@@ -79,12 +79,10 @@ def _measures(evaluation: Evaluation, map_numbers: Mapping[str, str], *, wraps: 
 def _map_rows(
     measures: Sequence[MapMeasures], map_numbers: Mapping[str, str], *, by_chunk: bool
 ) -> Iterator[Sequence[str]]:
-    losses = {
-        map_numbers[m.name]: (m.over_chunks, m.at_starts)
-        if by_chunk
-        else (m.at_starts, m.over_chunks)
-        for m in measures
-    }
+    losses = {}
+    for m in measures:
+        views = m.at_starts, m.over_chunks
+        losses[map_numbers[m.name]] = views[::-1] if by_chunk else views
     for label in ("recipe", "floor"):
         numbers_by_cells: dict[tuple[str, ...], list[str]] = {}  # values depend on `top_k`
         for map_number, views in losses.items():
