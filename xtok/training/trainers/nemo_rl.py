@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xtok.alignment import aligner
-from xtok.alignment.aligner import AlignmentBatch, Array, ArrayT
+from xtok.alignment.aligner import AlignmentBatch, ArrayT
 from xtok.errors import XtokError
 from xtok.maps.file import table_digests
 from xtok.maps.map_arguments import bind_map, read_map
 from xtok.tokenizers import load_pair
+
+if TYPE_CHECKING:  # defined only for type checkers, because it contains a type of PyTorch
+    from xtok.alignment.aligner import Array
 
 
 class NemoTokenAligner(aligner.TokenAligner):
