@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import peers
 import pytest
+from forked import Forks
 from peer_checks import report
 
 PEERS = Path(__file__).resolve().parents[1] / "scripts" / "peers.py"
@@ -37,7 +37,7 @@ def test_installed_peers_agree(
     assert "**no**" not in printed
 
 
-def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
+def test_a_peer_that_breaks_is_reported(tmp_path: Path, forks: Forks) -> None:
     """One line of the table names the exception, and the exit code is 3."""
     words = ["--only-checkouts"]
     for commit in ("0f17ee0", "a84de17"):
@@ -45,8 +45,7 @@ def test_a_peer_that_breaks_is_reported(tmp_path: Path) -> None:
         module.parent.mkdir(parents=True)
         module.write_text(f"raise RuntimeError('{commit} has moved on')\n", encoding="utf-8")
         words += ["--distillkit", f"{tmp_path / commit}@{commit}"]
-    command = [sys.executable, "-W", "ignore", str(PEERS), *words]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    result = forks.run([PEERS, *words], tmp_path, program="python")
     assert result.returncode == 3
     for commit in ("0f17ee0", "a84de17"):
         assert f"commit {commit} (as stated; no git checkout)" in result.stdout
