@@ -173,7 +173,7 @@ def test_maps_of_nemo_rl_require_their_own_models(cli: Cli, small: Path, by_nemo
     result = cli("reapply-exact", by_nemo)
     fails(result, "does not contain the tokens", "STUDENT and TEACHER")
     result = cli("reapply-exact", by_nemo, *two_files(small))
-    fails(result, f"the student of {by_nemo} (small-digits) is ", "the map of this pair")
+    fails(result, f"the student of {by_nemo} (small-digits) has width ", "the map of this pair")
 
 
 def test_a_note_on_each_map_that_names_another_model(
