@@ -292,6 +292,22 @@ def test_unknown_head_is_an_error_only_with_hidden_states(kind: Any, word: str) 
             logits_of(model, side)
 
 
+@pytest.mark.parametrize("name", ["Granite", "Gemma2"])
+def test_a_head_of_zeros_does_not_show_its_scale(name: str) -> None:
+    """If a model starts with a head of zeros, all factors and softcaps reproduce its logits."""
+    model, ids = model_named(name, 300, tie_word_embeddings=False), torch.arange(14).view(2, 7)
+    nn.init.zeros_(model.lm_head.weight)
+    assert "logits of 0" in str(find_head(model, ids))
+
+
+def test_a_scale_of_1_is_one_candidate() -> None:
+    model = model_named("Granite", 300)
+    model.config.logits_scaling = 1.0
+    head = find_head(model, torch.arange(14).view(2, 7))
+    assert isinstance(head, Head)
+    assert head.scale == 1.0
+
+
 def test_a_compiled_model_receives_its_positions() -> None:
     model = model_named("GPT2", 300).eval()
     ids, mask = torch.arange(7)[None], torch.tensor([[0, 0, 1, 1, 1, 1, 1]])

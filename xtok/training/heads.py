@@ -106,8 +106,7 @@ def find_heads(
         XtokError: if `wanted` is True, and a loss or a model does not support hidden states.
     """
     names = ["the student", *(f"teacher {n}" for n in range(1, len(models)))]
-    heads: list[Head | None] = [None] * len(models)
-    notes, in_blocks = list[str](), list[str]()
+    heads, notes = list[Head | None]([None] * len(models)), list[str]()
     for n, (model, side_batch, allowed) in enumerate(zip(models, sides, support, strict=True)):
         require_id_rows(model, side_batch, n)
         if model is None or wanted is False:
@@ -117,14 +116,12 @@ def find_heads(
             result = why_whole_logits(model) or find_head(model, side_batch["input_ids"])
         if isinstance(result, Head):
             heads[n] = result
-            in_blocks.append(names[n])
         elif wanted:
             raise XtokError(f"{names[n]} needs whole logits: {result}", hint=WHOLE_LOGITS_HINT)
         else:
             notes.append(f"{names[n]} computes whole logits: {result}")
-    if in_blocks:
-        sides_in_blocks = ", ".join(in_blocks)
-        notes.insert(0, f"losses compute logits in blocks from hidden states: {sides_in_blocks}")
+    if in_blocks := ", ".join(name for name, head in zip(names, heads, strict=True) if head):
+        notes.insert(0, f"losses compute logits in blocks from hidden states: {in_blocks}")
     return heads, notes
 
 
@@ -199,23 +196,25 @@ def find_head(model: Any, ids: Tensor) -> Head | str:
     if problem := other_positions(hidden, probe_ids):
         return f"{model_name(model)} has {problem}"
     positions = torch.arange(len(PROBES), device=ids.device)
+    matches = []
     for head in _candidates(inner, decoder, linear):
         logits = head.logits(hidden, autocast)
         if problem := _weight_problem(linear.weight):
             return problem
         if _is_close(logits.at(positions), expected, logits.dtype):
-            return head
-    return (
-        f"the logits of {model_name(model)} differ from its head applied to its hidden states "
-        f"(configuration values used: {', '.join((*SCALES, *SOFTCAPS))})"
-    )
+            matches.append(head)
+    if len(matches) == 1:
+        return matches[0]
+    differ = "differ from its head applied to its hidden states"
+    how = "fit several scales, like logits of 0" if matches else differ
+    values = ", ".join((*SCALES, *SOFTCAPS))
+    return f"the logits of {model_name(model)} {how} (configuration values used: {values})"
 
 
 def _candidates(inner: Any, decoder: nn.Module, linear: Any) -> list[Head]:
     config = inner.config.get_text_config()
-    scales, softcaps = ([_number(config, name) for name in names] for names in (SCALES, SOFTCAPS))
-    factors = [1.0, *(f for scale in scales if scale for f in (scale, 1 / scale))]
-    caps = [None, *(cap for cap in softcaps if cap)]
+    scales, softcaps = _numbers(config, SCALES), _numbers(config, SOFTCAPS)
+    factors, caps = {1.0, *scales, *(1 / scale for scale in scales)}, {None, *softcaps}
     bias, shards = getattr(base_model(inner), "final_logits_bias", None), _shards(inner, linear)
     return [Head(decoder, linear, bias, f, c, shards) for f, c in product(factors, caps)]
 
@@ -229,6 +228,6 @@ def _is_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     return bool(((actual - expected).abs() <= rounding).all())
 
 
-def _number(config: Any, name: str) -> float | None:
-    value = getattr(config, name, None)
-    return float(value) if isinstance(value, int | float) else None
+def _numbers(config: Any, names: Sequence[str]) -> list[float]:
+    values = [getattr(config, name, None) for name in names]
+    return [float(value) for value in values if isinstance(value, int | float) and value]
