@@ -343,11 +343,21 @@ def top(ids: list[Any], logprobs: list[Any]) -> dict[str, Any]:
         ),
         ({"loss_mask": ["False"] * 3}, "loss_mask contains"),
         ({"valid": [1, 2, 1]}, "valid contains"),
+        ({"attention_mask": [1, 1, 0]}, "attention_mask"),
     ],
 )
 def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TopKCollator()([STORED[1] | change])
+
+
+def test_labels_of_stored_predictions_are_read_if_there_is_no_loss_mask() -> None:
+    row = STORED[1] | {"labels": [-100, -100, 7], "attention_mask": [1, 1, 1]}
+    unmasked = {name: values for name, values in row.items() if name != "loss_mask"}
+    batch = TopKCollator()([row, unmasked])
+    assert batch["labels"].tolist() == [[5, 6, -100], [-100, -100, 7]]
+    stored = batch["teachers"][0]["stored"]
+    assert stored.valid.tolist() == [[False, True, False], [False, False, True]]
 
 
 def test_bad_batches_of_stored_predictions() -> None:

@@ -55,12 +55,12 @@ def test_masked_tokens_and_tokens_without_a_prediction(collator: DistillationCol
     ids = teacher.segment(b"High water at 6:12.")
     row = {"input_ids": ids, "realized_logprob": [None] + [-0.5] * (len(ids) - 1)}
     masked = {**row, "loss_mask": [n > 3 for n in range(len(ids))]}
+    labelled = {**row, "labels": [i if n > 3 else -100 for n, i in enumerate(ids)]}
     unknown = {**row, "realized_logprob": [None] * 4 + [-0.5] * (len(ids) - 4)}
-    whole, first, second = (prepare(collator([x])) for x in (row, masked, unknown))
-    counts = [
-        make_loss("alm").count(batch, batch["teachers"][0]) for batch in (whole, first, second)
-    ]
-    assert counts[0] > counts[1] == counts[2] > 0
+    batches = [prepare(collator([x])) for x in (row, masked, unknown, labelled)]
+    counts = [make_loss("alm").count(batch, batch["teachers"][0]) for batch in batches]
+    assert counts[0] > counts[1] == counts[2] == counts[3] > 0
+    first = batches[1]
     logits = torch.zeros(1, first["input_ids"].shape[1], collator.student.vocabulary.vocab_size)
     assert float(make_loss("alm")(logits, None, first, first["teachers"][0])) > 0
 

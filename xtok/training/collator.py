@@ -139,7 +139,7 @@ class DistillationCollator:
 
     For `alm` with stored log-probabilities of one teacher, a sample is a mapping of lists:
     `input_ids`, `realized_logprob` (the natural log-probability of each token; None for the first
-    token and for unknown values), and optionally `loss_mask`.
+    token and for unknown values), and optionally `loss_mask` or `labels` (-100: not a target).
 
     >>> batch = xtok.DistillationCollator("bytes", "bytes")(["hi", "h"])
     >>> [teacher] = batch["teachers"]

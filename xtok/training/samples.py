@@ -100,10 +100,7 @@ def read_scored_row(row: Mapping[str, Any]) -> tuple[SampleRow, NDArray[np.float
     ids = read_ids(row["input_ids"], "input_ids")
     columns = checked_columns(row, ("realized_logprob", "loss_mask"))
     if "realized_logprob" not in columns:
-        raise ValueError(
-            "a row with input_ids has no realized_logprob: pass text or messages instead, or "
-            "add the teacher's log-probabilities of these ids"
-        )
+        raise ValueError("input_ids need realized_logprob: add it, or pass text or messages")
     realized = np.array(columns["realized_logprob"], np.float32)  # None becomes NaN
     realized = realized_logprobs(realized, np.arange(len(ids))[:1])
     if not np.isnan(realized[:1]).all():

@@ -40,8 +40,9 @@ class TopKCollator:
     `rest_logprob` contains the logarithm of the remaining probability. If `rest_logprob` is None,
     the remaining probability is 1 minus the sum of the candidates' probabilities. Entry i of a list
     predicts token i, so the first entry is empty or None. All tokens with candidates contribute to
-    the loss, unless `valid` or `loss_mask` excludes them. The `Batch` contains one teacher, which
-    has only the key `stored`.
+    the loss, unless `valid`, `loss_mask` or, without a `loss_mask`, a label of -100 in `labels`
+    excludes them. Rows contain no padding. The `Batch` contains one teacher, which has only the key
+    `stored`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
