@@ -181,14 +181,14 @@ class BuildConfig(MultitokenConfig):
 
     @property
     def counting(self) -> dict[str, Any]:
-        """Return the options of a map counted on synthetic text, for its history."""
+        """Options of a map counted on synthetic text, for its history."""
         no_effect = ("max_pieces", "reverse_pass", *([] if self.scale_trick else ["scale_trick"]))
         of_stage = {k: v for k, v in self.multitoken.options.items() if k not in no_effect}
         return {"text": "synthetic", "target": self.target, **of_stage}
 
     @property
     def multitoken(self) -> MultitokenConfig:
-        """Return the options of the stage `multitoken`, which also apply to counted maps."""
+        """Options of the stage `multitoken`, which also apply to counted maps."""
         shared = {f.name: getattr(self, f.name) for f in fields(MultitokenConfig)}
         return MultitokenConfig(**{**shared, "top_k": self.prep_top_k})
 

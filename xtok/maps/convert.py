@@ -70,11 +70,11 @@ def nemo_overrides(any_map: AnyMap, path: Path, loss: BuildLoss | None = None) -
 def _draft_overrides(path: Path) -> list[str]:
     """Return the options for two versions of NeMo-RL's draft "v6": the newest and the first.
 
-    The newest version is the author's branch in October 2026 (38aea62, 7e6492b). The first version
-    is pull request 4177 at a84de17. The first version requires the path of a projection map,
-    although it does not read the map with these options. Without `kl_chunk_shift`, both versions
-    compare logits with the wrong token: the logits at a position predict the next token, not the
-    token at this position.
+    The newest version is the author's branch in October 2026 (38aea62, 6bf7cb1, 7e6492b). The first
+    version is pull request 4177 at a84de17. The first version requires the path of a projection
+    map, although it does not read the map with these options. Without `kl_chunk_shift`, both
+    versions compare logits with the wrong token: the logits at a position predict the next token,
+    not the token at this position.
     """
     tables = {"pseudo_target": path, "reverse_pseudo_target": reverse_path(path)}
     flags = [f"loss_fn.{flag}=true" for flag in ("common_indices_from_subtoks", "kl_chunk_shift")]

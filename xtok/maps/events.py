@@ -54,12 +54,12 @@ class EventMap(StoredMap):
         return int(self.student_event.max()) + 1
 
     def header(self) -> dict[str, Any]:
-        """See `StoredMap.header`."""
+        """Return the header entries, with the event of tokens without a link (`rest`)."""
         return {**super().header(), "rest": self.rest}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """See `StoredMap.header_fields`."""
+        """Read the event of tokens without a link."""
         require_valid(type(header["rest"]) in (int, NoneType), "rest")
         return {"rest": header["rest"]}
 

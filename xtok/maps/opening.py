@@ -162,7 +162,7 @@ def load_pt(path: Path, source: Path) -> Any:
             hint="save only tensors, numbers and strings, or a dict of counts "
             "{(student_id, teacher_id): number}, or build the map again",
         ) from error
-    except Exception as error:
+    except Exception as error:  # a damaged pickle can raise any exception
         raise MapFileError(f"{source} is a damaged .pt file: {error}", hint=MAP_HINT) from error
 
 

@@ -177,7 +177,7 @@ class ProjectionMap(StoredMap):
         return replace(self, history=history, recipe=None)
 
     def with_side(self, side: str, vocabulary: Vocabulary) -> Self:
-        """See `StoredMap.with_side`."""
+        """Return a copy with a new vocabulary on one side. New rows are empty."""
         changed = super().with_side(side, vocabulary)
         num_new = changed.shape[0] - self.shape[0]
         if not num_new:
@@ -241,14 +241,14 @@ class ProjectionMap(StoredMap):
         return [to_nemo(self)] if path.suffix == ".pt" else super()._encode_files(path)
 
     def header(self) -> dict[str, Any]:
-        """See `StoredMap.header`."""
+        """Return the method, `top_k`, the scale-trick flag and the recipe for the file's header."""
         names = ("method", "top_k", "enable_scale_trick", "recipe")
         fields = {name: getattr(self, name) for name in names}
         return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
     def header_fields(cls, header: Header, tensors: Tensors) -> dict[str, Any]:
-        """See `StoredMap.header_fields`."""
+        """Read the method, `top_k`, the scale slots and the recipe."""
         if bool(header["enable_scale_trick"]) != ("scale_slot" in tensors):
             raise ValueError("scale_slot and enable_scale_trick contradict each other")
         top_k, recipe = header["top_k"], header.get("recipe")

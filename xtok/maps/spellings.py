@@ -71,7 +71,7 @@ class SpellingMap(StoredMap):
         }
 
     def files(self, path: Path) -> list[Path]:
-        """See `StoredMap.files`; a `.pt` consists of two tables."""
+        """Return the files that `save` writes; in the format `.pt`, each direction has a file."""
         return [path, nemo_tables.reverse_path(path)] if path.suffix == ".pt" else [path]
 
     def _encode_files(self, path: Path) -> Sequence[bytes]:

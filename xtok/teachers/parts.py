@@ -314,7 +314,8 @@ def one_schema(schemas: Sequence[Any]) -> Any:
 def _totals(rows: Documents, student_rows: Documents, table: TokenTable) -> Totals:
     """Count the predictions, and compute the bits that the teacher needs for the text.
 
-    If the probability of a token is unknown, the rest of its row is used, which is an upper bound.
+    If the probability of a token is unknown, the rest of its row is used. The rest is at least this
+    probability, so `bits` becomes a lower bound.
     """
     teacher, projected = rows.topk, student_rows.topk
     is_end = np.isin(teacher.token_ids, table.roles.get("turn_end", ())) & (rows.loss_mask is None)

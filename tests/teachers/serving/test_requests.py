@@ -245,4 +245,4 @@ def test_only_requests_with_the_key_are_accepted(pair: Pair, model: Model) -> No
 def test_large_bodies_are_refused(pair: Pair, model: Model) -> None:
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         response = httpx.post(f"{url}/v1/completions", content=b" " * (65 << 20), timeout=60)
-    assert error_message(response, 400).startswith("the body has more than 64 MB")
+    assert error_message(response, 400).startswith("the body has more than 64 MiB")

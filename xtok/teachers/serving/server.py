@@ -281,7 +281,7 @@ async def _body(request: Request) -> bytes:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_BODY_BYTES:
-                    raise BadRequest(f"the body has more than {MAX_BODY_BYTES >> 20} MB")
+                    raise BadRequest(f"the body has more than {MAX_BODY_BYTES >> 20} MiB")
     except TimeoutError as error:
         raise BadRequest(f"the body is incomplete after {BODY_SECONDS:g} seconds") from error
     return b"".join(parts)
