@@ -83,7 +83,7 @@ def test_qwen_as_ranks_and_as_a_folder(
 ) -> None:
     """Also with Qwen's normalizer, NFC, which the rank file does not have.
 
-    A sample of the tokens: two other tests encode every token of the rank file.
+    Only a sample of the tokens: another test encodes every token of the rank file.
     """
     folder = Path(shutil.copytree(hub_folder("qwen"), tmp_path / "qwen"))
     (folder / "config.json").unlink()  # the rank file has a wider table
