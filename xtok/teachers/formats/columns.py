@@ -106,9 +106,8 @@ class CacheColumns:
             differs = np.flatnonzero(sizes[0] != sizes[1])
             if len(differs):
                 index = int(differs[0])
-                location = self.locations[index]
-                if depth:
-                    location = locate(index, self.locations, bounds[:depth])
+                rows = self.locations
+                location = locate(index, rows, bounds[:depth]) if depth else rows[index]
                 size, other = sizes[:, index]
                 problem = f"{size} {names[0]}, but {other} {names[1]}"
                 raise cache_error(location, problem)
