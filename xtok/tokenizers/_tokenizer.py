@@ -209,11 +209,12 @@ class Tokenizer:
         [ids] = self.encode_batch([text])
         data, tokens = text.encode(), self.table.named_tokens
         spelled = [tokens[i] if i < len(tokens) else b"" for i in ids]
-        if b"".join(spelled) == data:
-            bounds, num_changed = [0, *accumulate(map(len, spelled))], 0
+        joined, num_changed = b"".join(spelled), 0
+        if joined in (data, b" " + data):  # many libraries add a space before the text
+            bounds = [*accumulate(map(len, spelled), initial=len(data) - len(joined))]
         else:
             bounds, num_changed = _bounds(spelled, data, self._spans(text))
-        return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64), num_changed)
+        return Encoding(np.array(ids, np.int32), np.array(bounds, np.int64).clip(0), num_changed)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts like `encode`, and return only the ids.
