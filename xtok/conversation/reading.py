@@ -23,7 +23,7 @@ from xtok._lib.parsing import parse_json
 from xtok._lib.ragged import offsets_of
 from xtok.conversation._tracking import Run
 from xtok.conversation.rendering import Conversation, Renderer, Targets
-from xtok.conversation.templates import Rendering
+from xtok.conversation.templates import REASONING_KEYS, Rendering
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.table import byte_offsets
@@ -31,7 +31,6 @@ from xtok.tokenizers.table import byte_offsets
 _CONTROL = 256  # first symbol for control tokens; lower symbols are bytes
 _ANY_CONTROL = re.compile(r"[^\x00-\xff]")
 _MAX_STEPS = 10_000
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -298,7 +297,7 @@ def _rendered_values(rendering: Rendering) -> Iterator[Run]:
     """Yield the range of each value in a rendering, with the path of the value's slot."""
     runs = [run for run in rendering.runs if run.path[:1] != ("role",)]
     for run in runs:
-        path = _THOUGHTS[:1] if run.path[0] in _THOUGHTS else run.path
+        path = REASONING_KEYS[:1] if run.path[0] in REASONING_KEYS else run.path
         path = (*path[:-1], _VALUE) if path[-2:-1] == ("arguments",) else path
         yield run._replace(path=path)
     yield from _rendered_keys(rendering.text, runs)

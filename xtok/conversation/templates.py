@@ -46,6 +46,9 @@ from xtok.tokenizers.display import quoted
 Message: TypeAlias = Mapping[str, Any]
 """A message with `role`, `content` and other keys that the template uses."""
 
+REASONING_KEYS = "reasoning_content", "thinking", "reasoning"
+"""Keys of a message that contain the reasoning of an answer, by preference."""
+
 _NESTING = (Mapping, list, tuple)
 _MAX_DEPTH = 100
 
@@ -167,8 +170,7 @@ def _is_deep(value: Any, levels: int = _MAX_DEPTH) -> bool:
 
 
 def _add_reasoning_names(message: TrackedObject) -> TrackedObject:
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if name in message), None)
+    reasoning = next((message[name] for name in REASONING_KEYS if name in message), None)
     if reasoning is not None:
         # Same key order as in Transformers, because templates can write `message | tojson`.
         items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
