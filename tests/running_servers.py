@@ -17,13 +17,13 @@ import httpx
 import pytest
 import uvicorn
 from make_maps import built
-from served_teachers import Model
+from served_teachers import TeacherServer
 
 import xtok
 from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
 from xtok.teachers.serving.server import Proxy, bound
-from xtok.teachers.serving.teacher import TeacherServer
+from xtok.teachers.serving.teacher import TeacherClient
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
@@ -91,10 +91,10 @@ def proxied(
     servers: list[Server] = []
 
     async def serve(opened: socket.socket) -> None:
-        async with aclosing(TeacherServer(url, pair.tokenizers[1], **teacher)) as server:
-            await server.connect(candidates, 0.0, note)
+        async with aclosing(TeacherClient(url, pair.tokenizers[1], **teacher)) as client:
+            await client.connect(candidates, 0.0, note)
             translator = Translator(pair, projection, chat=chat, templates=templates, num_threads=1)
-            proxy = Proxy(translator, server, api_key=api_key, note=note)
+            proxy = Proxy(translator, client, api_key=api_key, note=note)
             servers.append(Server(proxy.app()))
             await servers[0].serve([opened])
 
@@ -138,7 +138,7 @@ class Served(NamedTuple):
     """A pair with a running teacher, and `xtok serve` in front of it."""
 
     pair: Pair
-    model: Model
+    model: TeacherServer
     url: str
     client: httpx.Client
     notes: list[str]
@@ -215,7 +215,7 @@ def served_pairs(tokenizers: dict[str, Tokenizer]) -> Iterator[ServePair]:
         @cache
         def get(student: str, teacher: str, kind: Kind = "vllm") -> Served:
             pair = xtok.load_pair(tokenizers[student], tokenizers[teacher])
-            model, notes = Model(tokenizers[teacher], kind), list[str]()
+            model, notes = TeacherServer(tokenizers[teacher], kind), list[str]()
             teacher_url = stack.enter_context(running(model.app))
             url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
             return Served(pair, model, url, client, notes)

@@ -15,7 +15,7 @@ from tiny_models import tiny_model
 from xtok.tokenizers import Tokenizer
 
 
-class Model:
+class TeacherServer:
     """A server with exact log-probabilities of prompts, as from vLLM 0.32 or SGLang 0.5.
 
     Attributes:

@@ -74,7 +74,7 @@ def served(work: Path) -> Iterator[Served]:
     _, names = next(iter(report.PAIRS.items()))
     pair = xtok.load_pair(*(report.own_tokenizer(name, work) for name in names))
     student, teacher = pair.tokenizers
-    model = served_teachers.Model(teacher)
+    model = served_teachers.TeacherServer(teacher)
     prompt, response = (student.encode(text).ids.tolist() for text in (PROMPT, RESPONSE))
     with running_servers.running(model.app) as url, running_servers.proxied(pair, url) as own:
         body = {"prompt": [*prompt, *response], "prompt_logprobs": 0}

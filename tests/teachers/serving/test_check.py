@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from conftest import Cli
 from running_servers import running
-from served_teachers import Model
+from served_teachers import TeacherServer
 from starlette.applications import Starlette
 
 from xtok.errors import XtokError
@@ -22,7 +22,7 @@ Kind = Literal["vllm", "sglang"]
 VERSIONS = {"vllm": "0.32.0", "sglang": "0.5.9"}
 
 
-def checked(model: Model, teacher: Tokenizer) -> ServerReport:
+def checked(model: TeacherServer, teacher: Tokenizer) -> ServerReport:
     with running(model.app) as url:
         report = check_server(url, teacher)
         assert report.url == url
@@ -32,7 +32,7 @@ def checked(model: Model, teacher: Tokenizer) -> ServerReport:
 @KINDS
 @pytest.mark.parametrize("tokenizes", [True, False])
 def test_a_server_without_problems(digits: Tokenizer, kind: Kind, tokenizes: bool) -> None:
-    report = checked(Model(digits, kind, tokenizes=tokenizes), digits)
+    report = checked(TeacherServer(digits, kind, tokenizes=tokenizes), digits)
     assert report.findings == ()
     assert not report.failed
     assert (report.kind, report.version, report.model) == (kind, VERSIONS[kind], "the-teacher")
@@ -45,7 +45,7 @@ def test_a_server_without_problems(digits: Tokenizer, kind: Kind, tokenizes: boo
 def test_a_low_limit_on_candidates_is_reported(
     digits: Tokenizer, allowed: int, failed: bool
 ) -> None:
-    report = checked(Model(digits, max_logprobs=allowed), digits)
+    report = checked(TeacherServer(digits, max_logprobs=allowed), digits)
     [finding] = report.findings
     assert (report.candidates, report.failed) == (allowed, failed)
     assert f"at most {allowed} candidates per token" in finding.problem
@@ -56,7 +56,7 @@ def test_a_low_limit_on_candidates_is_reported(
 def test_a_different_tokenizer(digits: Tokenizer, byte_level: Tokenizer, kind: Kind) -> None:
     """The server's ids may be outside the teacher's vocabulary."""
     for served, teacher in ((digits, byte_level), (byte_level, digits)):
-        report = checked(Model(served, kind), teacher)
+        report = checked(TeacherServer(served, kind), teacher)
         [finding] = report.findings
         assert report.failed
         assert report.tokenizer_difference
@@ -67,7 +67,7 @@ def test_a_different_tokenizer(digits: Tokenizer, byte_level: Tokenizer, kind: K
 
 @KINDS
 def test_a_server_without_a_tokenizer(digits: Tokenizer, kind: Kind) -> None:
-    report = checked(Model(digits, kind, texts=False), digits)
+    report = checked(TeacherServer(digits, kind, texts=False), digits)
     [finding] = report.findings
     assert report.tokenizer_difference is None
     assert not report.failed
@@ -75,12 +75,12 @@ def test_a_server_without_a_tokenizer(digits: Tokenizer, kind: Kind) -> None:
 
 
 def test_a_server_with_short_contexts(digits: Tokenizer) -> None:
-    report = checked(Model(digits, max_model_len=32), digits)
+    report = checked(TeacherServer(digits, max_model_len=32), digits)
     assert (report.logprobs_mode, report.findings) == ("raw_logprobs", ())
 
 
 def test_modes_of_log_probabilities(digits: Tokenizer) -> None:
-    model = Model(digits)
+    model = TeacherServer(digits)
     model.mode = "processed_logprobs"
     report = checked(model, digits)
     assert (report.logprobs_mode, report.findings) == ("processed_logprobs", ())
@@ -94,7 +94,7 @@ def test_modes_of_log_probabilities(digits: Tokenizer) -> None:
 @KINDS
 def test_prefix_caching_matters_only_for_vllm(digits: Tokenizer, kind: Kind) -> None:
     """SGLang computes a prompt's log-probabilities again, so prefix caching does not matter."""
-    model = Model(digits, kind)
+    model = TeacherServer(digits, kind)
     model.prefix_caching = True
     report = checked(model, digits)
     assert report.prefix_caching
@@ -117,7 +117,7 @@ def test_a_server_that_does_not_score(digits: Tokenizer) -> None:
 def test_the_key_in_the_environment_is_sent(
     digits: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Model(digits)
+    model = TeacherServer(digits)
     monkeypatch.setenv("XTOK_TEACHER_API_KEY", "theirs")
     checked(model, digits)
     assert model.keys == {"Bearer theirs"}
@@ -125,7 +125,7 @@ def test_the_key_in_the_environment_is_sent(
 
 def test_doctor_with_a_server(cli: Cli, small: Path, digits: Tokenizer) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
-    with running(Model(digits, max_logprobs=20).app) as url:
+    with running(TeacherServer(digits, max_logprobs=20).app) as url:
         result = cli("doctor", *models, "--teacher-url", url)
         assert (result.returncode, result.stderr) == (0, "")
         for text in (url, "vLLM 0.32.0", "20", "equal", "raw_logprobs"):

@@ -22,7 +22,7 @@ from checks import fails
 from conftest import Cli
 from forked import Forks
 from running_servers import running
-from served_teachers import Model
+from served_teachers import TeacherServer
 
 import xtok
 from xtok.errors import XtokError
@@ -81,7 +81,7 @@ def command(forks: Forks, tmp_path: Path) -> Start:
 
 def test_a_signal_ends_the_server(small: Path, digits: Tokenizer, command: Start) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
-    model = Model(digits)
+    model = TeacherServer(digits)
     keys: Any = {"XTOK_API_KEY": "ours", "XTOK_TEACHER_API_KEY": "theirs"}
     with (
         running(model.app) as teacher_url,
@@ -121,7 +121,7 @@ def waiting(
 ) -> Iterator[tuple[Command, Future[httpx.Response]]]:
     """Run the command with a teacher that does not respond; yield it and a response."""
     models = str(small / "small-byte-level"), str(small / "small-digits")
-    model = Model(digits)
+    model = TeacherServer(digits)
     with (
         running(model.app) as teacher_url,
         command(*models, "--teacher-url", teacher_url) as server,
@@ -168,7 +168,7 @@ def test_a_client_that_does_not_read(
     body = json.dumps({"prompt": [5, 6, 7] * 500, "prompt_logprobs": 60}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
     with (
-        running(Model(digits, max_model_len=4096).app) as teacher_url,
+        running(TeacherServer(digits, max_model_len=4096).app) as teacher_url,
         command(
             *models, "--teacher-url", teacher_url, answer_seconds=1 if by == "time" else 60
         ) as server,
@@ -215,7 +215,7 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
         result = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
         fails(result, "the key starts or ends with a space")
         assert "secret" not in result.stderr
-    with running(Model(digits, max_logprobs=5).app) as teacher_url:
+    with running(TeacherServer(digits, max_logprobs=5).app) as teacher_url:
         result = cli(
             "serve", *models, "--teacher-url", teacher_url, "--port", "0", "--host", "0.0.0.0"
         )
@@ -243,7 +243,7 @@ def test_a_server_that_does_not_score_is_an_error(
     problem: str, cli: Cli, small: Path, digits: Tokenizer, byte_level: Tokenizer
 ) -> None:
     models = [str(small / name) for name in ("small-byte-level", "small-digits")]
-    served = Model(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
+    served = TeacherServer(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
     if problem == "has another tokenizer":
         models.reverse()
     answer = served.scored_rows

@@ -9,13 +9,13 @@ from contextlib import aclosing, suppress
 import httpx
 import pytest
 from running_servers import running
-from served_teachers import Model
+from served_teachers import TeacherServer
 from starlette.applications import Starlette
 
 from xtok.errors import XtokError
 from xtok.teachers.serving import connection
 from xtok.teachers.serving.connection import Connection, TeacherError
-from xtok.teachers.serving.teacher import TeacherServer
+from xtok.teachers.serving.teacher import TeacherClient
 from xtok.tokenizers import Tokenizer
 
 NOBODY = "http://user:secret@127.0.0.1:9"
@@ -29,11 +29,11 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def connect(url: str, tokenizer: Tokenizer) -> TeacherServer:
+def connect(url: str, tokenizer: Tokenizer) -> TeacherClient:
     """Connect to a server, and disconnect."""
 
-    async def run() -> TeacherServer:
-        async with aclosing(TeacherServer(url, tokenizer)) as teacher:
+    async def run() -> TeacherClient:
+        async with aclosing(TeacherClient(url, tokenizer)) as teacher:
             await teacher.connect()
         return teacher
 
@@ -45,7 +45,7 @@ def test_loopback_addresses_need_no_proxy(
     digits: Tokenizer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, NOBODY)
-    with running(Model(digits).app) as url:
+    with running(TeacherServer(digits).app) as url:
         assert connect(url, digits).url == url
 
 
@@ -103,7 +103,7 @@ def test_an_error_shows_the_whole_address(digits: Tokenizer) -> None:
 
 def test_a_url_may_have_a_path_before_the_routes(digits: Tokenizer) -> None:
     app = Starlette()
-    app.mount("/teachers/1", Model(digits).app)
+    app.mount("/teachers/1", TeacherServer(digits).app)
     with running(app) as url:
         assert connect(f"{url}/teachers/1/v1", digits).model == "the-teacher"
 
@@ -131,7 +131,7 @@ def test_a_response_without_end(
     async def run() -> None:
         async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            async with aclosing(TeacherServer(f"127.0.0.1:{port}", digits)) as teacher:
+            async with aclosing(TeacherClient(f"127.0.0.1:{port}", digits)) as teacher:
                 teacher.kind, teacher.model = "vllm", "x"
                 with pytest.raises(TeacherError) as raised:
                     await teacher.score([5, 6, 7], 1)

@@ -21,7 +21,7 @@ from running_servers import (
     proxied,
     running,
 )
-from served_teachers import Model
+from served_teachers import TeacherServer
 
 from xtok.teachers.serving import server
 from xtok.tokenizers import Tokenizer
@@ -29,8 +29,8 @@ from xtok.tokenizers.pairs import Pair
 
 
 @pytest.fixture
-def model(digits: Tokenizer) -> Model:
-    return Model(digits)
+def model(digits: Tokenizer) -> TeacherServer:
+    return TeacherServer(digits)
 
 
 ONE: dict[str, Any] = {"prompt_logprobs": 1}
@@ -191,7 +191,7 @@ def test_another_temperature_is_noted_once(serve_pair: ServePair) -> None:
     ]
 
 
-def test_a_request_of_a_closed_connection_is_cancelled(pair: Pair, model: Model) -> None:
+def test_a_request_of_a_closed_connection_is_cancelled(pair: Pair, model: TeacherServer) -> None:
     with running(model.app) as teacher_url, proxied(pair, teacher_url, concurrency=1) as url:
         model.delay = 60.0
         with pytest.raises(httpx.ReadTimeout):
@@ -204,7 +204,7 @@ def test_a_request_of_a_closed_connection_is_cancelled(pair: Pair, model: Model)
         assert post(url, [[5, 6], [7, 8]], timeout=30).status_code == 200
 
 
-def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
+def test_many_at_once(pair: Pair, model: TeacherServer, byte_level: Tokenizer) -> None:
     """Responses do not depend on other requests; the concurrency is limited."""
     texts = [f"{TEXT[n:]} {n} times" for n in range(24)]
     rows = [ids.tolist() for ids in byte_level.library_arrays(texts)]
@@ -223,7 +223,7 @@ def test_many_at_once(pair: Pair, model: Model, byte_level: Tokenizer) -> None:
     assert [choice["index"] for choice in answer.json()["choices"]] == [*range(24)]
 
 
-def test_only_requests_with_the_key_are_accepted(pair: Pair, model: Model) -> None:
+def test_only_requests_with_the_key_are_accepted(pair: Pair, model: TeacherServer) -> None:
     notes: list[str] = []
     with (
         running(model.app) as teacher_url,
@@ -242,7 +242,7 @@ def test_only_requests_with_the_key_are_accepted(pair: Pair, model: Model) -> No
     assert not any("ours" in note for note in notes)
 
 
-def test_large_bodies_are_refused(pair: Pair, model: Model) -> None:
+def test_large_bodies_are_refused(pair: Pair, model: TeacherServer) -> None:
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         response = httpx.post(f"{url}/v1/completions", content=b" " * (65 << 20), timeout=60)
     assert error_message(response, 400).startswith("the body has more than 64 MiB")

@@ -25,7 +25,7 @@ from running_servers import (
     running,
     token_logprobs,
 )
-from served_teachers import Model
+from served_teachers import TeacherServer
 
 import xtok
 from xtok.tokenizers import Tokenizer
@@ -101,7 +101,7 @@ def test_requests_with_any_ids_get_a_response(
 def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int) -> None:
     pair, ids = xtok.load_pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
     with (
-        running(Model(digits, max_logprobs=300).app) as teacher_url,
+        running(TeacherServer(digits, max_logprobs=300).app) as teacher_url,
         proxied(pair, teacher_url) as url,
     ):
         [rows] = prompt_rows(post(url, ids, top_k))

@@ -20,7 +20,7 @@ from running_servers import (
     running,
     token_logprobs,
 )
-from served_teachers import Model
+from served_teachers import TeacherServer
 
 import xtok
 from xtok.conversation import render
@@ -29,8 +29,8 @@ from xtok.tokenizers.pairs import Pair
 
 
 @pytest.fixture
-def model(digits: Tokenizer) -> Model:
-    return Model(digits)
+def model(digits: Tokenizer) -> TeacherServer:
+    return TeacherServer(digits)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ CHAT = [
 
 @pytest.mark.parametrize("end", [None, -1, -3, "asks"])
 def test_conversations_are_read_by_the_teachers_template(
-    pair: Pair, model: Model, template: Path, end: int | str | None
+    pair: Pair, model: TeacherServer, template: Path, end: int | str | None
 ) -> None:
     """Conversations: complete, without the last end of turn, truncated, and as a prompt."""
     student, teacher = pair.tokenizers
@@ -106,7 +106,7 @@ SYSTEM = "There are 201 steps and one lamp."
 @pytest.mark.parametrize("before", [[], [{"role": "system", "content": "Be brief."}]])
 @pytest.mark.parametrize("kind", ["chat", "text"])
 def test_only_the_teacher_has_a_system_text(
-    pair: Pair, model: Model, template: Path, before: list[dict[str, str]], kind: str
+    pair: Pair, model: TeacherServer, template: Path, before: list[dict[str, str]], kind: str
 ) -> None:
     """The response contains only the student's tokens; the sums equal the teacher's."""
     student, teacher = pair.tokenizers
@@ -162,7 +162,7 @@ def test_equal_tokenizers_with_a_system_text(serve_pair: ServePair, kind: str) -
 
 
 def test_equal_tokenizers_with_a_system_text_of_equal_length(
-    model: Model, digits: Tokenizer
+    model: TeacherServer, digits: Tokenizer
 ) -> None:
     """The response contains the student's ids, not the teacher's."""
     one, two = (
@@ -179,7 +179,7 @@ def test_equal_tokenizers_with_a_system_text_of_equal_length(
 
 
 def test_equal_tokenizers_with_different_templates(
-    model: Model, digits: Tokenizer, template: Path
+    model: TeacherServer, digits: Tokenizer, template: Path
 ) -> None:
     """The teacher reads conversations in its own template, and other ids unchanged."""
     student, teacher = (
@@ -202,7 +202,7 @@ def test_ids_that_are_no_conversation_are_spelled(
     rendered = render(student, CHAT, template="chatml").ids.tolist()
     both = ("chatml", template)
     for chat, ids in ((True, [*rendered[3:], *rendered]), (False, rendered)):
-        model = Model(digits)
+        model = TeacherServer(digits)
         with (
             running(model.app) as teacher_url,
             proxied(pair, teacher_url, chat=chat, templates=both) as url,

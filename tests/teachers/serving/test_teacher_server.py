@@ -22,7 +22,7 @@ from running_servers import (
     running,
     token_logprobs,
 )
-from served_teachers import Model
+from served_teachers import TeacherServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -32,45 +32,45 @@ from xtok.errors import XtokError
 from xtok.teachers.serving import connection
 from xtok.teachers.serving import teacher as teachers
 from xtok.teachers.serving.connection import Connection, TeacherError
-from xtok.teachers.serving.teacher import TeacherServer
+from xtok.teachers.serving.teacher import TeacherClient
 from xtok.tokenizers import Tokenizer
 from xtok.tokenizers.pairs import Pair
 
 
 @pytest.fixture
-def model(digits: Tokenizer) -> Model:
-    return Model(digits)
+def model(digits: Tokenizer) -> TeacherServer:
+    return TeacherServer(digits)
 
 
 # The teacher's server
 
 
-def begun(url: str, tokenizer: Tokenizer, **options: Any) -> tuple[TeacherServer, list[str]]:
+def begun(url: str, tokenizer: Tokenizer, **options: Any) -> tuple[TeacherClient, list[str]]:
     """Connect to a teacher and disconnect; return it and its notes."""
     notes: list[str] = []
 
-    async def run() -> TeacherServer:
-        async with aclosing(TeacherServer(url, tokenizer)) as teacher:
+    async def run() -> TeacherClient:
+        async with aclosing(TeacherClient(url, tokenizer)) as teacher:
             await teacher.connect(note=notes.append, **options)
         return teacher
 
     return asyncio.run(run()), notes
 
 
-def begin(pair: Pair, model: Model, **options: Any) -> tuple[TeacherServer, list[str]]:
+def begin(pair: Pair, model: TeacherServer, **options: Any) -> tuple[TeacherClient, list[str]]:
     with running(model.app) as url:
         return begun(url, pair.tokenizers[1], **options)
 
 
 def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -> None:
-    teacher, notes = begin(pair, Model(digits, max_logprobs=20))
+    teacher, notes = begin(pair, TeacherServer(digits, max_logprobs=20))
     assert teacher.candidates == 20
     assert notes[0].endswith(
         ": it returns at most 20 candidates per token, expected 64: start it with --max-logprobs 64"
     )
     for allowed, options in ((5, {}), (20, {"candidates": 32})):
         with pytest.raises(XtokError, match=f"at most {allowed} ") as raised:
-            begin(pair, Model(digits, max_logprobs=allowed), **options)
+            begin(pair, TeacherServer(digits, max_logprobs=allowed), **options)
         assert "--max-logprobs 64" in raised.value.hint
 
 
@@ -79,7 +79,7 @@ def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -
 def test_swapped_sides_are_an_error(
     byte_level: Tokenizer, pair: Pair, kind: Kind, tokenizes: bool
 ) -> None:
-    model = Model(byte_level, kind, tokenizes=tokenizes)
+    model = TeacherServer(byte_level, kind, tokenizes=tokenizes)
     with pytest.raises(XtokError, match=r"swapped: .*small-digits"):
         begin(pair, model, student=byte_level)
 
@@ -90,10 +90,10 @@ def test_the_wrong_teacher_is_an_error(
     pair: Pair, digits: Tokenizer, kind: Kind, tokenizes: bool
 ) -> None:
     """The server may or may not have the route /tokenize."""
-    teacher, _ = begin(pair, Model(digits, kind, tokenizes=tokenizes))
+    teacher, _ = begin(pair, TeacherServer(digits, kind, tokenizes=tokenizes))
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
     with pytest.raises(XtokError, match="small-byte-level") as raised:
-        begin(pair.reversed, Model(digits, kind, tokenizes=tokenizes))
+        begin(pair.reversed, TeacherServer(digits, kind, tokenizes=tokenizes))
     assert "name the-teacher as the teacher" in raised.value.hint
 
 
@@ -102,7 +102,7 @@ def test_the_wrong_teacher_is_an_error(
 def test_a_tokenizer_that_cannot_be_compared_is_noted(
     pair: Pair, digits: Tokenizer, kind: Kind, texts: bool
 ) -> None:
-    _, notes = begin(pair, Model(digits, kind, texts=texts), student=pair.tokenizers[0])
+    _, notes = begin(pair, TeacherServer(digits, kind, texts=texts), student=pair.tokenizers[0])
     assert any(": its tokenizer was not checked, " in note for note in notes) is not texts
     assert any("not checked" in note for note in notes) is not texts
 
@@ -112,7 +112,7 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     pair: Pair, digits: Tokenizer, kind: Kind
 ) -> None:
     """vLLM writes −9999 for −∞, SGLang null."""
-    model = Model(digits, kind)
+    model = TeacherServer(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         before = token_logprobs(ids, prompt_rows(post(url, ids))[0])
@@ -143,7 +143,7 @@ def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
 
 def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenizer) -> None:
     """A restart causes one note; at startup, it is an error."""
-    model, notes = Model(digits, "sglang"), list[str]()
+    model, notes = TeacherServer(digits, "sglang"), list[str]()
     with running(model.app) as teacher_url, proxied(pair, teacher_url, notes=notes) as url:
         model.max_candidates = 20
         for _ in range(2):
@@ -159,7 +159,7 @@ def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenize
 
 
 def test_a_server_that_is_still_loading_is_waited_for(
-    pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, model: TeacherServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "NOTE_INTERVAL", 1.0)
     model.busy = 2
@@ -175,7 +175,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_the_server_recovers_if_the_teacher_returns(pair: Pair, model: Model) -> None:
+def test_the_server_recovers_if_the_teacher_returns(pair: Pair, model: TeacherServer) -> None:
     ids = [5, 6, 7]
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         right = prompt_rows(post(url, ids))
@@ -200,7 +200,7 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
 ) -> None:
     ids, notes = [5, 6, 7], list[str]()
     with ExitStack() as stack:
-        model = running(Model(digits, kind).app)
+        model = running(TeacherServer(digits, kind).app)
         teacher_url = model.__enter__()
         url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
         right = prompt_rows(post(url, ids))
@@ -212,14 +212,14 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
             f"the teacher's server at {teacher_url} does not respond: ConnectError"
         )
         port = int(teacher_url.rpartition(":")[2])
-        with running(Model(byte_level, kind).app, port):
+        with running(TeacherServer(byte_level, kind).app, port):
             for _ in range(2):
                 words = "it now has a different tokenizer than small-digits: "
                 assert words in error_message(post(url, ids), 502)
         back = f"the teacher's server at {teacher_url} responds again"
         assert notes == [away, back]
         error_message(post(url, ids), 502)
-        with running(Model(digits, kind).app, port):
+        with running(TeacherServer(digits, kind).app, port):
             assert prompt_rows(post(url, ids)) == right
     assert notes == [away, back, away, back]
 
@@ -231,7 +231,7 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """No request fails; behind a load balancer, no new connection is needed either."""
-    ids, model = [5, 6, 7], Model(digits, kind)
+    ids, model = [5, 6, 7], TeacherServer(digits, kind)
     port = 0
     with ExitStack() as stack:
         first = running(model.app)
@@ -243,14 +243,14 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
         if by == "the clock":
             monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
             monkeypatch.setattr(Connection, "count_connection", lambda *_: asyncio.sleep(0))
-        with running(Model(byte_level, kind).app, port):
+        with running(TeacherServer(byte_level, kind).app, port):
             for _ in range(2):
                 assert "it now has a different tokenizer" in error_message(post(url, ids), 502)
-        with running(Model(digits, kind).app, port):
+        with running(TeacherServer(digits, kind).app, port):
             assert prompt_rows(post(url, ids)) == right
 
 
-def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
+def test_an_answer_without_end_is_refused(pair: Pair, model: TeacherServer) -> None:
     """The memory for a response is limited."""
 
     async def long() -> AsyncIterator[bytes]:
@@ -267,7 +267,7 @@ def test_an_answer_without_end_is_refused(pair: Pair, model: Model) -> None:
 
 @pytest.mark.usefixtures("short_pauses")
 def test_a_teacher_that_disappears_during_its_check(
-    pair: Pair, model: Model, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, model: TeacherServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
         with running(model.app) as teacher_url:
@@ -337,7 +337,7 @@ def test_unusable_answers_of_the_teacher_are_errors(
     content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
     async def ask(url: str) -> None:
-        async with aclosing(TeacherServer(url, digits)) as teacher:
+        async with aclosing(TeacherClient(url, digits)) as teacher:
             teacher.kind, teacher.model = "sglang" if b"meta_info" in content else "vllm", "x"
             with pytest.raises(TeacherError) as raised:
                 await teacher.score([5, 6, 7], 1)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import torch
 from running_servers import proxied, running
-from served_teachers import Model
+from served_teachers import TeacherServer
 from tiny_models import logged, save_model, weights_of
 
 import xtok
@@ -27,9 +27,9 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 
 
 @pytest.fixture(scope="module")
-def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, Model, str]]:
+def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, TeacherServer, str]]:
     """The student's tokens have up to three digits; the teacher's tokens have one."""
-    pair, model = xtok.load_pair(byte_level, digits), Model(digits)
+    pair, model = xtok.load_pair(byte_level, digits), TeacherServer(digits)
     with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
         yield pair, model, url
 
@@ -43,7 +43,7 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")
 
 
-def test_trls_client_reads_the_log_probabilities(served: tuple[Pair, Model, str]) -> None:
+def test_trls_client_reads_the_log_probabilities(served: tuple[Pair, TeacherServer, str]) -> None:
     from trl.generation.vllm_client import VLLMClient
 
     pair, _, url = served
@@ -71,7 +71,7 @@ def test_trls_client_reads_the_log_probabilities(served: tuple[Pair, Model, str]
 
 @pytest.mark.parametrize(("beta", "top_k"), [(1.0, 1), (0.0, 8), (0.5, 1)])
 def test_trls_trainer_trains_for_three_steps(
-    served: tuple[Pair, Model, str], small: Path, tmp_path: Path, beta: float, top_k: int
+    served: tuple[Pair, TeacherServer, str], small: Path, tmp_path: Path, beta: float, top_k: int
 ) -> None:
     """After three steps, losses are finite and weights have changed."""
     from datasets import Dataset

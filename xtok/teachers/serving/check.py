@@ -12,7 +12,7 @@ import numpy as np
 
 from xtok.config import DEFAULT_CANDIDATES
 from xtok.teachers.serving.connection import TeacherError, json_of
-from xtok.teachers.serving.teacher import InvalidScores, ServerFinding, ServerKind, TeacherServer
+from xtok.teachers.serving.teacher import InvalidScores, ServerFinding, ServerKind, TeacherClient
 from xtok.tokenizers import Tokenizer
 
 
@@ -42,25 +42,25 @@ class ServerReport:
 
 async def server_report(url: str, teacher: Tokenizer, api_key: str | None) -> ServerReport:
     """Implement `check_server`."""
-    async with aclosing(TeacherServer(url, teacher, api_key=api_key)) as server:
+    async with aclosing(TeacherClient(url, teacher, api_key=api_key)) as client:
         try:
-            await server.identify()
-            return await _report(server)
+            await client.identify()
+            return await _report(client)
         except (TeacherError, httpx.RequestError) as error:
-            raise server.unusable(error) from error
+            raise client.unusable(error) from error
 
 
-async def _report(server: TeacherServer) -> ServerReport:
+async def _report(client: TeacherClient) -> ServerReport:
     findings = list[ServerFinding]()
     kind: ServerKind | None = None
     candidates, difference, mode = 0, None, None
     try:
-        candidates = await server.detect(DEFAULT_CANDIDATES)
-        kind = server.kind
-        difference = await server.difference(server.tokenizer)
-        mode = await _logprobs_mode(server, min(candidates, DEFAULT_CANDIDATES))
+        candidates = await client.detect(DEFAULT_CANDIDATES)
+        kind = client.kind
+        difference = await client.difference(client.tokenizer)
+        mode = await _logprobs_mode(client, min(candidates, DEFAULT_CANDIDATES))
     except InvalidScores as error:
-        kind, mode = server.kind, "raw_logits"
+        kind, mode = client.kind, "raw_logits"
         problem = f"its values are not log-probabilities: {error}"
         findings.append(ServerFinding(problem, _PROBABILITIES, is_fatal=True))
     except TeacherError as error:
@@ -68,19 +68,19 @@ async def _report(server: TeacherServer) -> ServerReport:
             raise
         problem = f"it returns no log-probabilities of a prompt: {error}"
         findings.append(ServerFinding(problem, _START, is_fatal=True))
-    version, prefix_caching = await _options(server, kind)
+    version, prefix_caching = await _options(client, kind)
     if candidates:
-        findings += server.findings(candidates, difference)
+        findings += client.findings(candidates, difference)
     if kind == "vllm" and candidates and prefix_caching:
         problem = "prefix caching can return outdated log-probabilities of a prompt"
         change = "start it with --no-enable-prefix-caching"
         findings.append(ServerFinding(problem, change, is_fatal=False))
     return ServerReport(
-        url=server.url,
+        url=client.url,
         kind=kind,
         version=version,
-        model=server.model,
-        max_model_len=server.max_model_len,
+        model=client.model,
+        max_model_len=client.max_model_len,
         candidates=candidates,
         tokenizer_difference=difference,
         logprobs_mode=mode,
@@ -93,11 +93,11 @@ _START = "serve the teacher with vLLM 0.10 or later, or with SGLang"
 _PROBABILITIES = "if the server is vLLM, start it with --logprobs-mode raw_logprobs"
 
 
-async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
+async def _logprobs_mode(client: TeacherClient, top_k: int) -> str:
     """Measure whether the temperature changes the log-probabilities of a prompt."""
-    ids = [*range(min(64, (server.max_model_len or 65) - 1))]  # all vocabularies have these ids
+    ids = [*range(min(64, (client.max_model_len or 65) - 1))]  # all vocabularies have these ids
     first, second = [
-        (await server.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
+        (await client.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
         for temperature in (1.0, 0.5)
     ]
     # The responses to two equal requests differ by less than 0.1.
@@ -106,23 +106,23 @@ async def _logprobs_mode(server: TeacherServer, top_k: int) -> str:
 
 
 async def _options(
-    server: TeacherServer, kind: ServerKind | None
+    client: TeacherClient, kind: ServerKind | None
 ) -> tuple[str | None, bool | None]:
     """Return the server's version, and whether it caches prefixes."""
     if kind == "sglang":
-        info = await _json(server, "/get_server_info")
+        info = await _json(client, "/get_server_info")
         uncached = info.get("disable_radix_cache")
         return info.get("version"), not uncached if isinstance(uncached, bool) else None
     if kind == "vllm":
-        version = (await _json(server, "/version")).get("version")
-        metrics = (await server.connection.send("GET", "/metrics", max_bytes=16 << 20)).text
+        version = (await _json(client, "/version")).get("version")
+        metrics = (await client.connection.send("GET", "/metrics", max_bytes=16 << 20)).text
         pattern = r'vllm:cache_config_info\{[^}]*enable_prefix_caching="(\w+)"'
         caching = re.search(pattern, metrics)
         return version, caching[1] == "True" if caching else None
     return None, None
 
 
-async def _json(server: TeacherServer, route: str) -> dict[str, Any]:
-    response = await server.connection.send("GET", route, max_bytes=1 << 20)
+async def _json(client: TeacherClient, route: str) -> dict[str, Any]:
+    response = await client.connection.send("GET", route, max_bytes=1 << 20)
     value = json_of(response) if response.is_success else None
     return value if isinstance(value, dict) else {}

@@ -30,7 +30,7 @@ from xtok.teachers.formats.ranked import RankedTopK, ranked
 from xtok.teachers.serving import dialects
 from xtok.teachers.serving.connection import TeacherError
 from xtok.teachers.serving.dialects import BadRequest, ScoringRequest
-from xtok.teachers.serving.teacher import PROBE, TeacherServer
+from xtok.teachers.serving.teacher import PROBE, TeacherClient
 from xtok.teachers.translator import SharedText, Translator
 from xtok.tokenizers.display import shorten
 
@@ -100,7 +100,7 @@ class Proxy:
     def __init__(
         self,
         translator: Translator,
-        teacher: TeacherServer,
+        teacher: TeacherClient,
         *,
         api_key: str | None = None,
         teacher_system: str = "",

@@ -56,7 +56,7 @@ def serve(
     with _needed_packages():
         from xtok.teachers.serving.connection import is_loopback
         from xtok.teachers.serving.server import Proxy, bound, run_proxy
-        from xtok.teachers.serving.teacher import TeacherServer
+        from xtok.teachers.serving.teacher import TeacherClient
     config = ServeConfig.or_default(config)
     pair, bound_map = bind_back_map(pair, back_map, note)
     student, teacher = pair.tokenizers
@@ -68,18 +68,18 @@ def serve(
         host, port = listening.getsockname()[:2]
         if not own_key and not is_loopback(host):
             note(f"every client that can reach {host} can send requests: set a key in XTOK_API_KEY")
-        server = TeacherServer(
+        client = TeacherClient(
             teacher_url, teacher, api_key=teacher_key, concurrency=config.concurrency
         )
-        async with aclosing(server):
-            await server.connect(config.candidates, config.wait, note, student)
+        async with aclosing(client):
+            await client.connect(config.candidates, config.wait, note, student)
             translator = Translator(pair, bound_map, templates=config.templates, chat=config.chat)
             system = config.teacher_system or ""
-            proxy = Proxy(translator, server, api_key=own_key, teacher_system=system, note=note)
+            proxy = Proxy(translator, client, api_key=own_key, teacher_system=system, note=note)
             await proxy.warm_up()
             note(
-                f"serving {pair.teacher.model_id} at {server.url} ({server.kind}, "
-                f"{server.candidates} candidates per token) in the tokens of "
+                f"serving {pair.teacher.model_id} at {client.url} ({client.kind}, "
+                f"{client.candidates} candidates per token) in the tokens of "
                 f"{pair.student.model_id}"
             )
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

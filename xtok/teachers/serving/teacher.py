@@ -73,7 +73,7 @@ class ServerFinding:
     is_fatal: bool  # whether `serve` refuses the server
 
 
-class TeacherServer:
+class TeacherClient:
     """A client for the teacher's server. For the arguments, see `Connection`."""
 
     kind: ServerKind
