@@ -19,7 +19,7 @@ from xtok.conversation import ReadBack, read_back, render
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer, load_tokenizer
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "conversations.md"
+EVIDENCE = Path(__file__).parents[2] / "docs" / "study" / "evidence.md"
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "How high, 3 < 4?"}
 ANSWER = {"role": "assistant", "content": "201 steps 🌊."}
@@ -172,7 +172,7 @@ def test_conversations_of_real_templates(name: str, family: Family) -> None:
     assert {case: outcome(tokenizer, case) for case in CASES} == OUTCOMES[name]
 
 
-def test_the_guide_has_the_number_of_readable_templates() -> None:
+def test_the_evidence_has_the_number_of_readable_templates() -> None:
     pytest.importorskip("trl")
     counts = {case: Counter(outcomes[case] for outcomes in OUTCOMES.values()) for case in CASES}
     total = len(OUTCOMES)
@@ -181,12 +181,12 @@ def test_the_guide_has_the_number_of_readable_templates() -> None:
     calls = {read.pop(case) for case in [*CASES][-2:]}
     assert (same, len(calls)) == ({f"70 of {total}"}, 1)
     sentence = (
-        f"`read_back` supports 70 of TRL's {total} templates. It recovers system messages in "
-        f"{read['a system message'].replace(' of ', ' of the ')} templates that write them, "
-        f"thinking in {read['thinking']}, tools in {read['tools']}, and calls with tool messages "
-        f"in {calls.pop()}."
+        f"supports 70 of {total} templates. It recovers system messages for "
+        f"{read['a system message'].replace(' of ', ' of the ')} templates that support system "
+        f"messages, thinking for {read['thinking']}, tools for {read['tools']}, and tool calls "
+        f"with tool messages for {calls.pop()}."
     )
-    assert sentence in " ".join(GUIDE.read_text(encoding="utf-8").split())
+    assert sentence in " ".join(EVIDENCE.read_text(encoding="utf-8").split())
 
 
 @pytest.fixture(scope="module")
