@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from checks import fails, works
+from checks import works
 from command_lines import two_files
 from conftest import Cli
 from rich.cells import cell_len
@@ -138,24 +138,8 @@ def test_bytes_that_are_not_utf8(cli: Cli, small: Path, tmp_path: Path) -> None:
     assert r"\xff│\xfe" in result.stdout
 
 
-def test_files_that_cannot_be_aligned(cli: Cli, small: Path, tmp_path: Path) -> None:
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b" the text" * 9)[:-9])
-    (tmp_path / "large.gz").write_bytes(gzip.compress(bytes((64 << 20) + 1), 1))
-    (tmp_path / "a.zip").write_bytes(b"PK\3\4")
-    for name, problem in [
-        ("cut.gz", "the text cut.gz cannot be read: Compressed file ended"),
-        ("large.gz", "the text large.gz is larger than 64 MiB"),
-        ("a.zip", "a.zip is a zip archive"),
-    ]:
-        fails(cli("align", *two_files(small), "--file", name), problem)
-
-
-def test_align_needs_either_text_or_an_existing_file(cli: Cli, small: Path) -> None:
+def test_align_needs_either_text_or_a_file(cli: Cli, small: Path) -> None:
     pair = two_files(small)
     for words in (["text", "--file", "x"], []):  # both inputs, or no input
         assert cli("align", *pair, *words).returncode == 2
-    fails(
-        cli("align", *pair, "--file", "none"),
-        "the text none cannot be read: No such file or directory",
-    )
     works(cli("align", *pair, ""))

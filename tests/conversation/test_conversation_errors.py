@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ ERRORS: Errors = {
             lambda: read_chats("a.jsonl", '[{"role": "user", "content": "x"}]\n{"mess'),
             "a.jsonl, line 2: not JSON: …",
         ),
+        (lambda: read_chats("a.json", "[\n{},\n{x}]"), "a.json, line 3: not JSON: …"),
         (
             lambda: read_chats("a.jsonl", "[{}] [{}]"),
             "a.jsonl, line 1: contains more than one JSON value",
@@ -80,6 +82,20 @@ ERRORS: Errors = {
         ),
         (lambda: read_chats("a.json", ""), "a.json: the file contains no conversation"),
         (lambda: read_chats("a.json", "3"), "a.json: the value of 'messages' is not a list"),
+    ],
+    "check the path and its permissions; if the file is damaged, download it again": [
+        (
+            lambda: read_chats("a.json", gzip.compress(b"[]" * 999)[:-9]),
+            "the text a.json cannot be read: …",
+        ),
+        (
+            lambda: read_chats("a.parquet", "PAR1"),
+            "the text a.parquet cannot be read: …",
+        ),
+        (
+            lambda: list(read_conversations(Path("b.json"))),
+            "the text b.json cannot be read: No such file or directory",
+        ),
     ],
     "if the file is latin1, convert it: iconv -f latin1 -t UTF-8": [
         (

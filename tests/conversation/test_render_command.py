@@ -115,28 +115,29 @@ def test_messages_from_parquet_have_no_null_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "problem"),
+    ("name", "content", "location"),
     [
-        ("a.jsonl", lines(CHAT) + "[1,\n[]", "a.jsonl, line 2: not JSON: "),
-        ("a.jsonl", lines(CHAT, CHAT[0]), "line 2: the row has no messages, only"),
-        ("a.jsonl", lines(CHAT, []), "line 2: the list of messages is empty"),
-        ("a.jsonl", lines(CHAT, 3), "line 2: the value of 'messages'"),
-        ("a.json", "[\n{},\n{x}]", "a.json, line 3: not JSON: "),
-        ("a.json", "[[], []]", "row 0: the list of messages is empty"),
-        ("a.json", lines(CHAT) + "x", "a.json, line 2: not JSON: "),
-        ("a.json", "[" * 100_000, "a.json, line 1: not JSON: "),
-        ("a.json", b'[\n{"role": "\xff"}]', "byte 0xff at offset 12"),
-        ("a.json", '{"messages": [{}], "tools": "x"}', "the value of 'tools'"),
-        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', "chat_template_kwargs"),
-        ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], "a.json cannot be read: "),
-        ("a.parquet", "PAR1", "a.parquet cannot be read: "),
-        ("b.json", None, "b.json cannot be read: "),
+        ("a.jsonl", lines(CHAT) + "[1,\n[]", ", line 2: "),
+        ("a.jsonl", lines(CHAT, CHAT[0]), ", line 2: "),
+        ("a.jsonl", lines(CHAT, []), ", line 2: "),
+        ("a.jsonl", lines(CHAT, 3), ", line 2: "),
+        ("a.json", "[\n{},\n{x}]", ", line 3: "),
+        ("a.json", "[[], []]", ", row 0: "),
+        ("a.json", lines(CHAT) + "x", ", line 2: "),
+        ("a.json", "[" * 100_000, ", line 1: "),
+        ("a.json", b'[\n{"role": "\xff"}]', " "),
+        ("a.json", '{"messages": [{}], "tools": "x"}', ": "),
+        ("a.json", '{"messages": [{}], "chat_template_kwargs": []}', ": "),
+        ("a.json", gzip.compress(b"[]" * 999, mtime=0)[:-9], " "),
+        ("a.parquet", "PAR1", " "),
+        ("b.json", None, " "),
     ],
 )  # fmt: skip
-def test_files_of_no_conversations(tmp_path: Path, name: str, content: Any, problem: str) -> None:
+def test_errors_name_the_location(tmp_path: Path, name: str, content: Any, location: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert problem in error_of(lambda: list(read_conversations(tmp_path / name)))
+    message = error_of(lambda: list(read_conversations(tmp_path / name)))
+    assert f"{tmp_path / name}{location}" in message
 
 
 # Writing

@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from error_causes import Errors, create, file, messages_test, read_map, spellings
-from make_maps import FOREIGN, TINY, edited, pt_bytes
+from make_maps import FOREIGN, GOOD, SLOT, TINY, edited, pt_bytes, tiny_map
 from safetensors.torch import save as safetensors
 
 import xtok
 from xtok import ProjectionMap, SpellingMap
 from xtok.maps.events import EventMap
 from xtok.maps.file import check_map_output, check_reverse, to_nemo, to_safetensors
+from xtok.maps.records import InvariantError
 
 
 def tables(name: str) -> str:
@@ -269,3 +271,43 @@ ERRORS: Errors = {
 }
 
 test_map_errors = messages_test(ERRORS)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (replace(GOOD, weights=GOOD.weights[:4]), "the three arrays differ in length"),
+        (replace(GOOD, row_kind=GOOD.row_kind[:3]), "row_kind does not have shape [4]"),
+        (replace(GOOD, scale_slot=SLOT[:3]), "scale_slot does not have shape [4]"),
+        (
+            replace(GOOD, student_ids=GOOD.student_ids + 1),
+            "student_ids contains values outside 0..3",
+        ),
+        (tiny_map({0: [(-1, 1.0)]}), "teacher_ids contains values outside 0..5"),
+        (tiny_map({0: [(1, 1.0), (2, 0.0)]}), "some weights are not above 0"),
+        (replace(GOOD, scale_slot=SLOT * 2), "scale_slot contains values outside 0..1"),
+        (replace(GOOD, scale_slot=np.ones(4, np.uint8)), "an empty row has a scale slot"),
+        (replace(GOOD, top_k=1), "a row has more entries than top_k=1"),
+        (tiny_map({2: [(1, 1.0)], 0: [(1, 1.0)]}), "student_ids are not sorted"),
+        (
+            tiny_map({0: [(1, 0.25), (3, 0.75)]}),
+            "row 0 is not sorted by descending weight, then teacher id",
+        ),
+        (
+            tiny_map({0: [(1, 0.5), (2, 0.3), (1, 0.2)]}),
+            "a row contains a teacher id twice",
+        ),
+        (tiny_map({0: [(1, 0.75)]}), "the weights of row 0 sum to 0.75, expected 1"),
+    ],
+)
+def test_messages_of_broken_invariants(broken: ProjectionMap, message: str) -> None:
+    """`verify` prints these messages, so they have no hint."""
+    with pytest.raises(InvariantError) as error:
+        broken.check()
+    assert str(error.value) == message
+
+
+def test_message_of_a_student_id_outside_the_map() -> None:
+    with pytest.raises(IndexError) as error:
+        GOOD.row(4)
+    assert str(error.value) == "student id 4 is outside 0..3"
