@@ -107,21 +107,25 @@ def empty_folder(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def byte_level(small: Path) -> Tokenizer:
+    """A byte-level BPE tokenizer of 1,200 tokens with single digits, like Qwen's."""
     return load_tokenizer(str(small / "small-byte-level"))
 
 
 @pytest.fixture(scope="session")
 def digits(small: Path) -> Tokenizer:
+    """A byte-level BPE tokenizer of 800 tokens with up to three digits, like Llama 3's."""
     return load_tokenizer(str(small / "small-digits"))
 
 
 @pytest.fixture(scope="session")
 def sentencepiece(small: Path) -> Tokenizer:
+    """A SentencePiece BPE tokenizer of 1,000 tokens with byte fallback, like Mistral's."""
     return load_tokenizer(str(small / "small.model"))
 
 
 @pytest.fixture(scope="session")
 def ranks(small: Path) -> Tokenizer:
+    """A tiktoken rank file of 1,000 tokens with its split pattern; no special tokens."""
     return load_tokenizer(f"{small / 'small.tiktoken'}@{small_tokenizers.tiktoken_pattern()}")
 
 
@@ -155,16 +159,19 @@ def aligners(tokenizers: Tokenizers) -> Aligners:
 
 @pytest.fixture(scope="session")
 def pair(byte_level: Tokenizer, digits: Tokenizer) -> Pair:
+    """The pair of student `byte_level` and teacher `digits`."""
     return xtok.load_pair(byte_level, digits)
 
 
 @pytest.fixture(scope="session")
 def to_pieces(byte_level: Tokenizer, sentencepiece: Tokenizer) -> Pair:
+    """The pair of student `byte_level` and teacher `sentencepiece`."""
     return xtok.load_pair(byte_level, sentencepiece)
 
 
 @pytest.fixture(scope="session")
 def map_to_digits(pair: Pair) -> ProjectionMap:
+    """The default map of `pair`: rows of `byte_level`, columns of `digits`."""
     return built(*pair.tokenizers)
 
 
@@ -228,13 +235,13 @@ SetNumber = Callable[[int], None]
 
 @pytest.fixture
 def set_block(monkeypatch: pytest.MonkeyPatch) -> SetNumber:
-    """Set the most numbers of a temporary tensor of a loss."""
+    """Set the maximum number of elements in a temporary tensor of a loss."""
     return partial(monkeypatch.setattr, "xtok.training.sparse.BLOCK_NUMBERS")
 
 
 @pytest.fixture
 def set_row_limit(monkeypatch: pytest.MonkeyPatch) -> SetNumber:
-    """Set the largest row of input files, in bytes."""
+    """Set the maximum size of a row of an input file, in bytes."""
 
     def set_limit(num_bytes: int) -> None:
         for module in ("lines", "parquet", "rows"):
