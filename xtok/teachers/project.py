@@ -25,11 +25,11 @@ from xtok.maps.map_arguments import MapLike
 from xtok.teachers import parts
 from xtok.teachers.cluster import Cluster, make_parts_on_ray
 from xtok.teachers.formats import distillkit, neutral
-from xtok.teachers.formats.answers import FIELDS
 from xtok.teachers.formats.caches import WRITERS, Cache, find_caches, open_cache, read_cache
 from xtok.teachers.formats.checks import is_renormalized
 from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
+from xtok.teachers.formats.responses import FIELDS
 from xtok.teachers.parts import PartSummary, ProjectJob, Totals
 from xtok.teachers.stored_texts import notes_on
 from xtok.teachers.translator import Translator, bind_back_map

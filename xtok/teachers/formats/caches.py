@@ -20,10 +20,10 @@ from xtok.errors import OutputError
 from xtok.predictions.checked import exceeds
 from xtok.predictions.topk import masses, segment_ids
 from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
-from xtok.teachers.formats.answers import FORMATS, detect_answers, read_answers
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
+from xtok.teachers.formats.responses import FORMATS, detect_answers, read_answers
 from xtok.tokenizers.table import Vocabulary
 
 CANDIDATES_PER_BLOCK = 1 << 20
