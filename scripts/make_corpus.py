@@ -85,8 +85,8 @@ def download(package: Package, mirror: str) -> bytes:
     address = f"{mirror.rstrip('/')}/{package.path}"
     print(f"downloading {address}", flush=True)
     try:
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            content: bytes = answer.read()
+        with urllib.request.urlopen(address, timeout=60) as response:
+            content: bytes = response.read()
     except OSError as error:
         hint = "check the network, or give another --mirror (data/README.md)"
         raise XtokError(f"{address}: {error}", hint=hint) from error

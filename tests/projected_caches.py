@@ -46,17 +46,19 @@ def write(path: Path, kind: str, rows: list[Row], d: int) -> Path:
     if kind == "neutral":
         return teachers.write_neutral(path / "a.parquet", rows)
     if kind == "sglang":
-        return teachers.write_lines(path / "a.jsonl", [teachers.sglang_answer(r) for r in rows])
+        return teachers.write_lines(path / "a.jsonl", [teachers.sglang_response(r) for r in rows])
     if kind.startswith("distillkit"):
         compressed = kind.endswith("compressed")
         return teachers.write_distillkit(path / "a.parquet", rows, compressed=compressed, d=d)
-    answers = [teachers.vllm_answer(row) for row in rows]
+    responses = [teachers.vllm_response(row) for row in rows]
     if kind == "vllm, a batch":  # one request with several prompts
-        choices = [answer["choices"][0] for answer in answers]
-        answers = [{"id": "all", "choices": choices}]
-    if kind == "vllm, chat":  # the answer has the prompt's fields, not its choices
-        answers = [{"id": a["id"], **a["choices"][0], "choices": [{"index": 0}]} for a in answers]
-    written = teachers.write_lines(path / "a.jsonl", answers)
+        choices = [response["choices"][0] for response in responses]
+        responses = [{"id": "all", "choices": choices}]
+    if kind == "vllm, chat":  # the response has the prompt's fields, not its choices
+        responses = [
+            {"id": a["id"], **a["choices"][0], "choices": [{"index": 0}]} for a in responses
+        ]
+    written = teachers.write_lines(path / "a.jsonl", responses)
     if kind == "vllm, gz":
         written = path / "a.jsonl.gz"
         written.write_bytes(gzip.compress((path / "a.jsonl").read_bytes()))

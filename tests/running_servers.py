@@ -151,8 +151,8 @@ class Served(NamedTuple):
 
     def rows(self, *sequences: Sequence[int], top_k: int = 5) -> list[list[dict[str, Any]]]:
         """Return the rows of sequences from vLLM's route."""
-        answer = self.post("/v1/completions", prompt=[*sequences], prompt_logprobs=top_k)
-        return [choice["prompt_logprobs"] for choice in answer["choices"]]
+        response = self.post("/v1/completions", prompt=[*sequences], prompt_logprobs=top_k)
+        return [choice["prompt_logprobs"] for choice in response["choices"]]
 
 
 def post(url: str, prompt: Any, top_k: int = 1, timeout: float = 60, **options: Any) -> Any:

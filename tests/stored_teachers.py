@@ -75,7 +75,7 @@ def write_neutral(
     return path
 
 
-def vllm_answer(row: Row, **fields: Any) -> Row:
+def vllm_response(row: Row, **fields: Any) -> Row:
     """Return a row as a response of vLLM: the text's own token first, then by rank."""
     entries: list[Row | None] = [None]
     for token, ids, logprobs in list(zip(*map(row.get, NAMES), strict=True))[1:]:
@@ -93,7 +93,7 @@ def vllm_answer(row: Row, **fields: Any) -> Row:
 NAMES = ("input_ids", "topk_ids", "topk_logprobs")
 
 
-def sglang_answer(row: Row) -> Row:
+def sglang_response(row: Row) -> Row:
     """Return a row as a response of SGLang: the text's own tokens, and candidates by rank."""
     own, top = [], []
     for token, ids, logprobs in zip(*map(row.get, NAMES), strict=True):

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 import teacher_server
 from forked import Forks
-from teacher_server import ModelAnswers, serving
+from teacher_server import ModelResponses, serving
 from tiny_models import save_model
 
 import xtok
@@ -48,7 +48,7 @@ def test_both_credits_are_trained_and_reported(
     monkeypatch.setattr("sys.executable", str(forks.folder / "python"))  # of the servers
     monkeypatch.setattr(live_trl, "NEW_TOKENS", 12)
     live_trl.main(arguments)
-    with serving(ModelAnswers(Path(teacher))) as url:
+    with serving(ModelResponses(Path(teacher))) as url:
         for more in (
             ["--credit=equal"],
             ["--writer=text", "--beta=0"],
@@ -81,12 +81,12 @@ def test_a_stored_teacher_without_vllm(tmp_path: Path, small: Path) -> None:
     folder = save_model(tmp_path / "teacher", teacher, small / "small-digits", seed=0, sharp=0.1)
     ids = [teacher.segment(text) for text in ("There were 201 of them.", "Fog, 42.")]
     asked = {"prompt": ids, "prompt_logprobs": 20, "return_token_ids": True}
-    with serving(ModelAnswers(Path(folder))) as url:
-        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+    with serving(ModelResponses(Path(folder))) as url:
+        response = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
         wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "text"})
     assert wrong.status_code == 400
-    assert [choice["prompt_token_ids"] for choice in answer.json()["choices"]] == ids
-    (tmp_path / "teacher.jsonl").write_text(answer.text + "\n")
+    assert [choice["prompt_token_ids"] for choice in response.json()["choices"]] == ids
+    (tmp_path / "teacher.jsonl").write_text(response.text + "\n")
     pair = xtok.load_pair(str(small / "small-byte-level"), teacher)
     back_map = xtok.build(pair.reversed, config=BACK_MAP)
     stored, output = tmp_path / "teacher.jsonl", tmp_path / "student.parquet"

@@ -54,16 +54,16 @@ def serving(options: Namespace) -> Iterator[Row]:
         rows = [student.encode(text).ids.tolist() for text in some]
         spelled = [translator.from_student_ids(row) for row in rows]
         model = NGrams(teacher.library_arrays(texts[len(texts) // 4 :]))
-        answers = [_answer(one.teacher_ids, model) for one in spelled]
-        score(translator, spelled[0], answers[0], K)  # compiles
+        responses = [_response(one.teacher_ids, model) for one in spelled]
+        score(translator, spelled[0], responses[0], K)  # compiles
         row: Row = {"student ← teacher": label, "tokens": sum(map(len, rows))}
-        row |= {"first time /s": _alone(translator, spelled, answers)}
-        row |= {"again": _alone(translator, spelled, answers)}
+        row |= {"first time /s": _alone(translator, spelled, responses)}
+        row |= {"again": _alone(translator, spelled, responses)}
         translator = None  # type: ignore[assignment]
-        yield row | _served(names, pair, rows, spelled, answers, options)
+        yield row | _served(names, pair, rows, spelled, responses, options)
 
 
-def _answer(ids: NDArray[np.int32], model: NGrams) -> RankedTopK:
+def _response(ids: NDArray[np.int32], model: NGrams) -> RankedTopK:
     """Return the n-gram model's predictions for a sequence, except for its first token."""
     before = {j: ids[max(0, j - ORDER + 1) : j].tolist() for j in range(1, len(ids))}
     rows = {j: model.prediction(context, K) for j, context in before.items()}
@@ -73,20 +73,20 @@ def _answer(ids: NDArray[np.int32], model: NGrams) -> RankedTopK:
     return RankedTopK(topk._replace(realized_logprob=own), np.ones(len(ids), np.int64))
 
 
-def _alone(translator: Translator, spelled: list[SharedText], answers: list[RankedTopK]) -> float:
+def _alone(translator: Translator, spelled: list[SharedText], responses: list[RankedTopK]) -> float:
     start = time.process_time()
-    for text, answer in zip(spelled, answers, strict=True):
-        score(translator, text, answer, K)
+    for text, response in zip(spelled, responses, strict=True):
+        score(translator, text, response, K)
     return sum(len(one.ids) for one in spelled) / (time.process_time() - start)
 
 
 def _served(
     names: tuple[str, str], pair: xtok.Pair, rows: list[list[int]], spelled: list[SharedText],
-    answers: list[RankedTopK], options: Namespace,
+    responses: list[RankedTopK], options: Namespace,
 ) -> Row:  # fmt: skip
     """Ask a server of the pair, and the teacher's own, 64 requests at once."""
     bodies = {
-        tuple(one.teacher_ids.tolist()): _json(a) for one, a in zip(spelled, answers, strict=True)
+        tuple(one.teacher_ids.tolist()): _json(a) for one, a in zip(spelled, responses, strict=True)
     }
     theirs, ours = bound("127.0.0.1", 0), bound("127.0.0.1", 0)
     urls = [f"http://127.0.0.1:{opened.getsockname()[1]}" for opened in (theirs, ours)]
@@ -116,9 +116,9 @@ def _served(
     }  # fmt: skip
 
 
-def _json(answer: RankedTopK) -> bytes:
-    """Return an answer as vLLM writes it."""
-    topk, own = answer.topk, answer.topk.realized_logprob.tolist()
+def _json(response: RankedTopK) -> bytes:
+    """Return a response as vLLM writes it."""
+    topk, own = response.topk, response.topk.realized_logprob.tolist()
     starts, ids, values = topk.starts.tolist(), topk.ids.tolist(), topk.logprobs.tolist()
     rows: list[Any] = [None]
     for n, token in enumerate(topk.token_ids.tolist()[1:], 1):
@@ -133,7 +133,7 @@ def _json(answer: RankedTopK) -> bytes:
 
 
 def _teacher(opened: Any, teacher: xtok.Tokenizer, bodies: dict[tuple[int, ...], bytes]) -> None:
-    """Answer from memory; a sequence that is not there has the candidates 0 to 63 everywhere."""
+    """Respond from memory; a sequence that is not there has the candidates 0 to 63 everywhere."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[1:] or [0])
 
     async def completions(request: Request) -> Response:

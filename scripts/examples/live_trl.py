@@ -130,9 +130,9 @@ def own(url: str, sequences: list[list[int]]) -> list[list[float]]:
     model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     for ids in sequences:
         body = {"model": model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 1}
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600)
-        answer.raise_for_status()
-        rows = answer.json()["choices"][0]["prompt_logprobs"]
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=600)
+        response.raise_for_status()
+        rows = response.json()["choices"][0]["prompt_logprobs"]
         found.append([rows[n][str(i)]["logprob"] for n, i in enumerate(ids) if n])
     return found
 

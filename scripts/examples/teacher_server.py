@@ -4,12 +4,12 @@
     python scripts/examples/teacher_server.py student.jsonl --port 8000
 
 TRL's trainers with a served teacher (`ServerDistillationTrainer`, `AsyncDistillationTrainer`) use
-this address; the answers contain the student's ids. The file must contain every requested sequence,
-so use this for training on a fixed data set.
+this address; the responses contain the ids of the student. The file must contain every requested
+sequence, so use this for training on a fixed data set.
 
     python scripts/examples/teacher_server.py data/models/gemma3-270m --port 8000
 
-A model folder is served with Transformers. Use the address for `xtok serve`, or store the answers
+A model folder is served with Transformers. Use the address for `xtok serve`, or store the responses
 (with `return_token_ids`) as JSON Lines for `xtok project`. The server supports GET /health, GET
 /v1/models and POST /v1/completions, on this machine only.
 """
@@ -36,7 +36,7 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-class Answers(Protocol):
+class Responses(Protocol):
     """Source of the predictions for prompts."""
 
     model: str
@@ -45,7 +45,7 @@ class Answers(Protocol):
         """Return the choice of a prompt, with `top` candidates; LookupError if it is not known."""
 
 
-class StoredAnswers:
+class StoredResponses:
     """Choices of the sequences that are in a file."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
@@ -63,7 +63,7 @@ class StoredAnswers:
         return {**choice, "prompt_logprobs": rows}
 
 
-class ModelAnswers:
+class ModelResponses:
     """Predictions of a causal language model, in float32."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,36 +91,36 @@ class ModelAnswers:
         return {"prompt_logprobs": rows}
 
 
-def completion(answers: Answers, request: Line) -> Line:
-    """Answer a request with sequences of ids; LookupError for an unknown sequence."""
+def completion(responses: Responses, request: Line) -> Line:
+    """Respond to a request with sequences of ids; LookupError for an unknown sequence."""
     prompts = request["prompt"]
     prompts = [prompts] if prompts and isinstance(prompts[0], int) else prompts
     top = request.get("prompt_logprobs") or 0
-    choices = [{**answers.of(prompt, top), "index": n} for n, prompt in enumerate(prompts)]
+    choices = [{**responses.of(prompt, top), "index": n} for n, prompt in enumerate(prompts)]
     if request.get("return_token_ids"):
         for choice, prompt in zip(choices, prompts, strict=True):
             choice["prompt_token_ids"] = prompt
-    return {"object": "text_completion", "model": answers.model, "choices": choices}
+    return {"object": "text_completion", "model": responses.model, "choices": choices}
 
 
-def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
+def server(responses: Responses, port: int = 0) -> ThreadingHTTPServer:
     """Return a server on this machine; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = {"/health": {}, "/v1/models": {"data": [{"id": answers.model}]}}
-            self._answer(200 if self.path in known else 404, known.get(self.path, {}))
+            known = {"/health": {}, "/v1/models": {"data": [{"id": responses.model}]}}
+            self._respond(200 if self.path in known else 404, known.get(self.path, {}))
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.path != "/v1/completions":
-                return self._answer(404, {})
+                return self._respond(404, {})
             try:
-                self._answer(200, completion(answers, json.loads(body)))
+                self._respond(200, completion(responses, json.loads(body)))
             except (LookupError, TypeError, ValueError):
-                self._answer(400, {"error": {"message": "a sequence that is not known here"}})
+                self._respond(400, {"error": {"message": "a sequence that is not known here"}})
 
-        def _answer(self, code: int, value: Line) -> None:
+        def _respond(self, code: int, value: Line) -> None:
             data = json.dumps(value).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
@@ -135,9 +135,9 @@ def server(answers: Answers, port: int = 0) -> ThreadingHTTPServer:
 
 
 @contextmanager
-def serving(answers: Answers) -> Iterator[str]:
+def serving(responses: Responses) -> Iterator[str]:
     """Serve in another thread, and yield the address."""
-    with server(answers) as made:
+    with server(responses) as made:
         threading.Thread(target=made.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{made.server_address[1]}"
@@ -154,11 +154,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     source: Path = options.source
     try:
-        answers = ModelAnswers(source) if source.is_dir() else StoredAnswers(read(source))
+        responses = ModelResponses(source) if source.is_dir() else StoredResponses(read(source))
     except (OSError, ValueError, LookupError, TypeError) as error:
         sys.exit(f"error: {source} is not {what}: {' '.join(str(error).split())[:200]}")
     try:
-        made = server(answers, options.port)
+        made = server(responses, options.port)
     except OSError as error:
         sys.exit(f"error: port {options.port}: {error.strerror}; give another with --port")
     print(f"http://127.0.0.1:{made.server_address[1]}", flush=True)

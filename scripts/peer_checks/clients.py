@@ -29,7 +29,7 @@ from peer_checks.report import Check, Checks
 
 LEFT_OUT = (
     "Empty modules stand for what their clients import besides aiohttp, httpx, openai and torch. "
-    "A small model with Qwen's tokenizer answers as vLLM does; the student is Llama 3."
+    "A small model with Qwen's tokenizer responds like vLLM; the student is Llama 3."
 )
 PROMPT, RESPONSE = "How many lamps has the keeper?", " In 2014 he lit 201 lamps, día tras día 灯."
 
@@ -78,8 +78,8 @@ def served(work: Path) -> Iterator[Served]:
     prompt, response = (student.encode(text).ids.tolist() for text in (PROMPT, RESPONSE))
     with running_servers.running(model.app) as url, running_servers.proxied(pair, url) as own:
         body = {"prompt": [*prompt, *response], "prompt_logprobs": 0}
-        answer = httpx.post(f"{own}/v1/completions", json=body, timeout=600).json()
-        rows = answer["choices"][0]["prompt_logprobs"][len(prompt) :]
+        received = httpx.post(f"{own}/v1/completions", json=body, timeout=600).json()
+        rows = received["choices"][0]["prompt_logprobs"][len(prompt) :]
         values = [next(iter(row.values()))["logprob"] for row in rows]
         yield Served(own, pair.student.model_id, prompt, response, values)
 

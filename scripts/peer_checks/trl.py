@@ -24,7 +24,7 @@ def installed(work: Path) -> Checks:
 
 
 def served_loss(sample: caches.Sample, shift: int) -> float:
-    """The forward KL with a tail of TRL's trainer, from the answers of its client."""
+    """The forward KL with a tail of TRL's trainer, from the responses to its client."""
     import teacher_server
     from trl.experimental.server_distillation import server_distillation_trainer as server
     from trl.generation import vllm_client
@@ -32,7 +32,7 @@ def served_loss(sample: caches.Sample, shift: int) -> float:
     vllm_client.is_vllm_available = lambda *_: True  # parts that require vLLM are not used
     lines = teacher_server.read(sample.path)
     ids = lines[0]["choices"][0]["prompt_token_ids"]
-    with teacher_server.serving(teacher_server.StoredAnswers(lines)) as url:
+    with teacher_server.serving(teacher_server.StoredResponses(lines)) as url:
         client = vllm_client.VLLMClient(base_url=url, connection_timeout=20)
         found = client.get_sequence_logprobs([ids], [1], top_logprobs=caches.K)
     names = {"topk_logprobs": "logprobs", "topk_token_ids": "logprob_token_ids"}

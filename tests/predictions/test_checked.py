@@ -121,7 +121,7 @@ def test_realized_values_can_differ_in_less_than_half_of_the_rows_of_a_file() ->
                 checked(topk, 5)
             assert error.value.row == row
         with pytest.raises(PredictionError) as error:
-            checked(topk, 5, is_answer=True)
+            checked(topk, 5, is_response=True)
         assert error.value.row == (row or 1)
 
 
@@ -130,7 +130,7 @@ def test_each_realized_token_of_a_response_is_a_candidate() -> None:
     topk = predictions({}, {2: 0.5}, {0: 0.5}, token_ids=[4, 2, 1], realized=realized)
     assert probabilities(checked(topk, 5).realized_logprob) == [None, 0.5, 0.25]
     with pytest.raises(PredictionError, match="realized token 1") as error:
-        checked(topk, 5, is_answer=True)
+        checked(topk, 5, is_response=True)
     assert error.value.row == 2
 
 

@@ -184,7 +184,7 @@ def test_the_output_is_the_same_after_the_loss_of_a_node(
     This is the last test of the cluster, as later commands might connect through the killed node.
     """
     teachers.write_neutral(tmp_path / "a.parquet", stored * 8)
-    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_answer(row) for row in stored])
+    teachers.write_lines(tmp_path / "b.jsonl", [teachers.vllm_response(row) for row in stored])
     paths = [tmp_path / "a.parquet", tmp_path / "b.jsonl"]
     run = partial(xtok.project, paths, back, back_map=back_map)
     lost, steps = nodes.list_all_nodes()[-1], list[int]()

@@ -62,8 +62,8 @@ def empty_cache() -> Path:
     return parquet(**{name: pyarrow.array([], kind) for name, kind in columns.items()})
 
 
-def answers(*lines: object) -> object:
-    """Check lines of answers."""
+def responses(*lines: object) -> object:
+    """Check lines of responses."""
     return checked(file("a.jsonl", "".join(json.dumps(line) + "\n" for line in lines)))
 
 
@@ -187,16 +187,16 @@ ERRORS: Errors = {
             "-2147483648..2147483647",
         ),
         (
-            lambda: answers(vllm(None, {"98": {"logprob": -1}, f"{10**20}": {"logprob": -2}})),
+            lambda: responses(vllm(None, {"98": {"logprob": -1}, f"{10**20}": {"logprob": -2}})),
             "a.jsonl, line 1, position 1: candidates contains 100000000000000000000, "
             "expected -2147483648..2147483647",
         ),
         (
-            lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "loss_mask": [True]}),
+            lambda: responses({**vllm(None, {"98": {"logprob": -1}}), "loss_mask": [True]}),
             "a.jsonl, line 1: loss_mask has 1 values, expected one for each of 2 tokens",
         ),
         (
-            lambda: answers({**vllm(None, {"98": {"logprob": -1}}), "labels": "x"}),
+            lambda: responses({**vllm(None, {"98": {"logprob": -1}}), "labels": "x"}),
             "a.jsonl, line 1: labels is not a list",
         ),
     ],
@@ -263,7 +263,7 @@ ERRORS: Errors = {
             "a.parquet: the format is unknown; the columns are: input_ids, logprobs",
         ),
         (
-            lambda: answers({"text": "a"}),
+            lambda: responses({"text": "a"}),
             "a.jsonl: the file contains neither Parquet nor responses with prompt_logprobs or "
             "meta_info; line 1 contains: text",
         ),
@@ -274,31 +274,31 @@ ERRORS: Errors = {
     ],
     "send requests with prompt_logprobs: K, return_token_ids: true and max_tokens: 1": [
         (
-            lambda: answers(vllm(None, {"x": 1})),
+            lambda: responses(vllm(None, {"x": 1})),
             "a.jsonl, line 1, position 1: prompt_logprobs is not in vLLM's format",
         ),
         (
-            lambda: answers(vllm(None, {"98": {"logprob": -1}}, ids=None)),
+            lambda: responses(vllm(None, {"98": {"logprob": -1}}, ids=None)),
             "a.jsonl, line 1: no prompt_token_ids for 2 rows",
         ),
     ],
     "store the rows as the server returned them, with the ids of the request": [
         (
-            lambda: answers(
+            lambda: responses(
                 vllm(None, {"98": {"logprob": -1}}, {"7": {"logprob": -1}}, ids=b"abc")
             ),
             "a.jsonl, line 1, position 2: the realized token 99 is not a candidate, or "
             "the candidate has a different log-probability",
         ),
         (
-            lambda: answers(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
+            lambda: responses(sglang([[None, 97], [-1.0, 98]], [None, [[-2.0, 98]]])),
             "a.jsonl, line 1, position 1: the realized token 98 is not a candidate, or "
             "the candidate has a different log-probability",
         ),
     ],
     "send requests with return_logprob: true, logprob_start_len: 0 and top_logprobs_num: K": [
         (
-            lambda: answers(
+            lambda: responses(
                 {
                     "meta_info": {
                         "input_token_logprobs": [[None, 98]],
@@ -310,14 +310,14 @@ ERRORS: Errors = {
             "a.jsonl, line 1: it contains only the last 1 of 3 prompt tokens",
         ),
         (
-            lambda: answers({"meta_info": {"input_token_logprobs": []}}),
+            lambda: responses({"meta_info": {"input_token_logprobs": []}}),
             "a.jsonl, line 1: input_token_logprobs or input_top_logprobs is missing "
             "or has an unknown layout; meta_info has: input_token_logprobs",
         ),
     ],
     "store them in different files": [
         (
-            lambda: answers(
+            lambda: responses(
                 {**vllm(None, {"98": {"logprob": -1}}), "system_fingerprint": "xtok project"},
                 vllm(None, {"98": {"logprob": -1}}),
             ),
@@ -326,7 +326,9 @@ ERRORS: Errors = {
     ],
     "request this text from the server again, or delete the line": [
         (
-            lambda: answers({"prompt_logprobs": [], "prompt_token_ids": []}, {"error": "too long"}),
+            lambda: responses(
+                {"prompt_logprobs": [], "prompt_token_ids": []}, {"error": "too long"}
+            ),
             "a.jsonl, line 2: the response is an error: too long",
         ),
     ],

@@ -20,8 +20,8 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import TokenEntry, TokenType
 
 
-def teacher_answer(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
-    """Return an answer with each token after the first and three other candidates, and a rest."""
+def ranked_scores(ids: Sequence[int], width: int, seed: int = 0) -> RankedTopK:
+    """Return scores with each token after the first and three other candidates, and a rest."""
     generator = np.random.default_rng(seed)
     own, size = np.array(ids, np.int32), len(ids)
     candidates = np.stack([own, *((own + n + 1) % width for n in range(3))], 1)[1:]
@@ -54,17 +54,17 @@ def check_scores(
     """
     text = translating.from_student_ids(ids)
     teacher_ids: list[int] = text.teacher_ids.tolist()
-    answer = teacher_answer(teacher_ids, len(translating.teacher.table))
-    scores = score(translating, text, answer, 8)
+    teacher_scores = ranked_scores(teacher_ids, len(translating.teacher.table))
+    scores = score(translating, text, teacher_scores, 8)
     values = scores.topk.realized_logprob[1:]
     assert np.isfinite(values).all(), np.array(ids[1:])[~np.isfinite(values)]
     ends = np.cumsum([len(translating.teacher.table[i]) for i in teacher_ids])
     begin = (
         int(np.searchsorted(ends, len(translating.student.table[ids[0]]))) + 1
     )  # after the first token
-    teacher_sum = answer.topk.realized_logprob[begin:].sum(dtype=np.float64)
+    teacher_sum = teacher_scores.topk.realized_logprob[begin:].sum(dtype=np.float64)
     assert values.sum(dtype=np.float64) == pytest.approx(teacher_sum, abs=1e-4 * len(ids))
-    return teacher_ids, values.tolist(), answer.topk.realized_logprob[1:].tolist()
+    return teacher_ids, values.tolist(), teacher_scores.topk.realized_logprob[1:].tolist()
 
 
 def test_a_wider_teacher_of_the_same_tokenizer(digits: Tokenizer, small: Path) -> None:

@@ -107,7 +107,7 @@ def checked(
     width: int,
     *,
     begins: bool = True,
-    is_answer: bool = False,
+    is_response: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
     """Validate a teacher's predictions. Return them sorted, without padding, and with all rests.
@@ -126,8 +126,8 @@ def checked(
             candidates.
         width: V, the size of the vocabulary.
         begins: whether each document starts with the first token of a text.
-        is_answer: whether all values come from one response of a server, where each realized token
-            is a candidate with the same log-probability.
+        is_response: whether all values come from one response of a server. Each realized token must
+            be a candidate with the same log-probability.
         vocabulary: name of the vocabulary in errors.
 
     Raises:
@@ -139,9 +139,9 @@ def checked(
     mass_left = np.maximum(0, 1 - sums)
     _check_rest(topk, mass_left, width)
     listed = _lookup(topk, 0)
-    if not is_answer:
+    if not is_response:
         _check_shift(topk, mass_left, width, also_chance=True)
-    _check_realized(topk, listed, is_listed, is_answer=is_answer)
+    _check_realized(topk, listed, is_listed, is_response=is_response)
     others = np.where(np.isnan(listed), np.exp(topk.realized_logprob, dtype=np.float64), 0)
     with_own = sums + np.nan_to_num(others)
     _require(
@@ -311,7 +311,7 @@ def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
 
 
 def _check_realized(
-    topk: TopK, listed: NDArray[Any], is_listed: NDArray[np.bool_], *, is_answer: bool
+    topk: TopK, listed: NDArray[Any], is_listed: NDArray[np.bool_], *, is_response: bool
 ) -> None:
     """Check that a realized token has the same log-probability as the candidate with its id.
 
@@ -320,7 +320,7 @@ def _check_realized(
     """
     allowed = STORED_ROUNDING + RELATIVE_ROUNDING * np.abs(listed)
     differs = np.abs(topk.realized_logprob - listed) > allowed
-    if is_answer:
+    if is_response:
         differs |= topk.valid & ~is_listed
     else:
         scored = np.flatnonzero(~np.isnan(topk.realized_logprob))

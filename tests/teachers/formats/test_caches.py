@@ -51,7 +51,7 @@ def test_all_formats_give_the_same_rows(
         assert row["rest_logprob"][1:] == pytest.approx([math.log(r) for r in rests], rel=1e-4)
 
 
-def test_a_batch_of_prompts_in_the_same_answer(
+def test_a_batch_of_prompts_in_the_same_response(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
     read_rows = neutral(read_documents(write(tmp_path, "vllm, a batch", rows, 0), byte_level))
@@ -62,12 +62,12 @@ def test_a_batch_of_prompts_in_the_same_answer(
 def test_several_completions_of_the_same_prompt(
     rows: list[Row], byte_level: Tokenizer, tmp_path: Path
 ) -> None:
-    """With `n: 2`, vLLM's answer contains the predictions of each prompt twice."""
-    choices = [teachers.vllm_answer(row)["choices"][0] for row in rows for _ in range(2)]
+    """With `n: 2`, vLLM's response contains the predictions of each prompt twice."""
+    choices = [teachers.vllm_response(row)["choices"][0] for row in rows for _ in range(2)]
     ids = [choice.pop("prompt_token_ids") for choice in choices[::2]]
     usage = {"prompt_tokens": sum(map(len, ids))}
-    answer = {"id": "all", "choices": choices, "prompt": ids, "usage": usage}
-    path = teachers.write_lines(tmp_path / "a.jsonl", [answer])
+    response = {"id": "all", "choices": choices, "prompt": ids, "usage": usage}
+    path = teachers.write_lines(tmp_path / "a.jsonl", [response])
     read_rows = neutral(read_documents(path, byte_level))
     assert [row["id"] for row in read_rows] == [
         "all-0",

@@ -107,10 +107,10 @@ def equal_rows(neutral_row: Row, ids: Any, rows: Any) -> bool:
     return {type(i) for i in ids} <= {int} and (neutral_row["input_ids"], theirs) == (ids, ours)
 
 
-def read_answer(answer: Row) -> tuple[Any, Any]:
-    """Return the ids and the rows of vLLM's or SGLang's answer."""
-    if "meta_info" in answer:
-        info = answer["meta_info"]
+def read_response(response: Row) -> tuple[Any, Any]:
+    """Return the ids and the rows of vLLM's or SGLang's response."""
+    if "meta_info" in response:
+        info = response["meta_info"]
         pairs = zip(info["input_token_logprobs"], info["input_top_logprobs"], strict=True)
         rows = []
         for own, top in pairs:
@@ -118,15 +118,15 @@ def read_answer(answer: Row) -> tuple[Any, Any]:
             if top and own[0] is not None:
                 rows[-1].setdefault(own[1], own[0])
         return [own[1] for own in info["input_token_logprobs"]], rows
-    answer = {**answer, **answer.get("choices", [{}])[0]}
+    response = {**response, **response.get("choices", [{}])[0]}
     rows = [
         {
             int(i): entry["logprob"] if isinstance(entry, dict) else entry
             for i, entry in (row or {}).items()
         }
-        for row in answer["prompt_logprobs"]
+        for row in response["prompt_logprobs"]
     ]
-    return answer.get("prompt_token_ids", answer.get("input_ids", answer.get("prompt"))), rows
+    return response.get("prompt_token_ids", response.get("input_ids", response.get("prompt"))), rows
 
 
 READ_ANSWERS = {
@@ -138,20 +138,20 @@ READ_ANSWERS = {
         13, 22, 23, 28, 29, 32, 34, 37, 43, 44, 52, 56, 59, 68, 73, 86, 89, 92, 98,
     },
 }  # fmt: skip
-"""The seeds of answers that are valid after their change, without a wrong byte."""
+"""The seeds of responses that are valid after their change, without a wrong byte."""
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_changed_answers_are_read_exactly_or_rejected(
+def test_changed_responses_are_read_exactly_or_rejected(
     kind: str, seed: int, byte_level: Tokenizer, translator: Translator, tmp_path: Path
 ) -> None:
     """A value is replaced, renamed, removed or repeated; some files also get a wrong byte."""
-    answer = getattr(teachers, f"{kind}_answer")
+    to_response = getattr(teachers, f"{kind}_response")
     path = tmp_path / "a.jsonl"
     generator = random.Random(seed)
     rows = teachers.teacher_rows(byte_level, TEXTS, K, with_text=seed % 2 == 0)
-    values = [answer(row) for row in rows]
+    values = [to_response(row) for row in rows]
     if seed % 3 == 0:
         values[1]["messages"] = copy.deepcopy(CHAT)
     mutate(values[1], generator)
@@ -166,7 +166,7 @@ def test_changed_answers_are_read_exactly_or_rejected(
     # The effect of a wrong byte depends on the last digits of floats.
     assert has_wrong_byte or (read_rows is not None) == (seed in READ_ANSWERS[kind])
     if read_rows is not None:
-        written = [read_answer(json.loads(line)) for line in data.splitlines()]
+        written = [read_response(json.loads(line)) for line in data.splitlines()]
         for row, ids_and_rows in zip(read_rows, written, strict=True):
             assert equal_rows(row, *ids_and_rows)
 
@@ -320,7 +320,7 @@ def test_errors_name_the_line_and_the_cause(
 ) -> None:
     """Errors contain the line number; blank lines count as well."""
     path = tmp_path / "a.jsonl"
-    path.write_text(f"\n{json.dumps(teachers.vllm_answer(rows[0]))}\n\n{line}\n")
+    path.write_text(f"\n{json.dumps(teachers.vllm_response(rows[0]))}\n\n{line}\n")
     message = message_of(path, byte_level)
     assert message.startswith((", line 4: ", ", line 4, position 1: "))
     assert word in message
@@ -338,9 +338,9 @@ def test_a_line_without_an_end_is_limited(
     assert "line 1: JSON value is larger than 1 MiB" in message_of(path, byte_level)
 
 
-def test_answers_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path) -> None:
-    answer = {"prompt_logprobs": [None], "prompt_token_ids": [5]}
-    path = teachers.write_lines(tmp_path / "a.jsonl", [answer] * 1000)
+def test_responses_without_candidates_are_worked_on_a_few_at_a_time(tmp_path: Path) -> None:
+    response = {"prompt_logprobs": [None], "prompt_token_ids": [5]}
+    path = teachers.write_lines(tmp_path / "a.jsonl", [response] * 1000)
     cache = open_cache(path)
     [shard] = cache.shards
     pieces = [rows for rows, _ in read_cache(cache, shard, 100)]
@@ -376,9 +376,9 @@ def test_a_damaged_footer_does_not_end_the_process(
 @pytest.mark.parametrize("ends", [[2, 2, 3], [0, 2, 3]])
 def test_flat_rows_of_vllm_that_overlap_are_refused(ends: list[int]) -> None:
     rows: Row = {"start_indices": [0, 1, 2], "token_ids": [1, 2, 3], "logprobs": [-1.0, -2.0, -3.0]}
-    answer: Row = {"prompt_token_ids": [5, 1, 2]}
-    answer["prompt_logprobs"] = {**rows, "end_indices": [1, 2, 3]}
-    assert vllm.read(answer, "a.jsonl").ids.tolist() == [1, 2, 3]
-    answer["prompt_logprobs"] = {**rows, "end_indices": ends}
+    response: Row = {"prompt_token_ids": [5, 1, 2]}
+    response["prompt_logprobs"] = {**rows, "end_indices": [1, 2, 3]}
+    assert vllm.read(response, "a.jsonl").ids.tolist() == [1, 2, 3]
+    response["prompt_logprobs"] = {**rows, "end_indices": ends}
     message = "a.jsonl, position 0: prompt_logprobs is not in vLLM's format"
-    assert error_of(lambda: vllm.read(answer, "a.jsonl")).startswith(message)
+    assert error_of(lambda: vllm.read(response, "a.jsonl")).startswith(message)

@@ -52,15 +52,15 @@ def projected(digits: Tokenizer, byte_level: Tokenizer, back_map: Path, tmp_path
     return run
 
 
-def answer_of(row: Row, kind: str) -> Row:
+def response_of(row: Row, kind: str) -> Row:
     copy: Row = json.loads(json.dumps(row))
     if kind == "sglang":
-        return {**teachers.sglang_answer(copy), "prompt": row["text"]}
-    return teachers.vllm_answer(copy) if kind == "vllm" else copy
+        return {**teachers.sglang_response(copy), "prompt": row["text"]}
+    return teachers.vllm_response(copy) if kind == "vllm" else copy
 
 
-def read_vllm(answer: Row) -> list[Any]:
-    rows: list[Any] = answer["choices"][0]["prompt_logprobs"]
+def read_vllm(response: Row) -> list[Any]:
+    rows: list[Any] = response["choices"][0]["prompt_logprobs"]
     return rows
 
 
@@ -69,18 +69,18 @@ def read_vllm(answer: Row) -> list[Any]:
 
 def with_placeholder(row: Row, kind: str, position: int, value: Any) -> Row:
     """Set the value of a realized token to a server's placeholder for −∞."""
-    answer, token = answer_of(row, kind), row["input_ids"][position]
+    response, token = response_of(row, kind), row["input_ids"][position]
     if kind == "vllm":
-        read_vllm(answer)[position][str(token)]["logprob"] = value
+        read_vllm(response)[position][str(token)]["logprob"] = value
     elif kind == "sglang":
-        info = answer["meta_info"]
+        info = response["meta_info"]
         info["input_token_logprobs"][position][0] = value
         top = info["input_top_logprobs"]
         top[position] = [entry for entry in top[position] if entry[1] != token]
     else:
-        at = answer["topk_ids"][position].index(token)
-        answer["topk_logprobs"][position][at] = value
-    return answer
+        at = response["topk_ids"][position].index(token)
+        response["topk_logprobs"][position][at] = value
+    return response
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def with_placeholder(row: Row, kind: str, position: int, value: Any) -> Row:
 def test_placeholder_log_probabilities_are_ignored(
     kind: str, value: Any, row: Row, projected: Any
 ) -> None:
-    plain, before = projected(kind, answer_of(row, kind))
+    plain, before = projected(kind, response_of(row, kind))
     changed = with_placeholder(row, kind, 9, value)
     projected_row, result = projected(kind, changed)
     assert result.teacher_bits_per_byte < 2 * before.teacher_bits_per_byte + 5
@@ -116,18 +116,18 @@ def test_placeholder_log_probabilities_are_ignored(
 def test_value_of_the_first_token_is_ignored(kind: str, row: Row, projected: Any) -> None:
     """A server may write 0.0 for the first token although nothing predicts it."""
     layout = "neutral" if kind == "realized" else kind
-    plain, before = projected(layout, answer_of(row, layout))
-    answer, token = answer_of(row, layout), row["input_ids"][0]
+    plain, before = projected(layout, response_of(row, layout))
+    response, token = response_of(row, layout), row["input_ids"][0]
     if kind == "vllm":
-        read_vllm(answer)[0] = {str(token): {"logprob": 0.0, "rank": 1}}
+        read_vllm(response)[0] = {str(token): {"logprob": 0.0, "rank": 1}}
     elif kind == "sglang":
-        answer["meta_info"]["input_token_logprobs"][0][0] = 0.0
-        answer["meta_info"]["input_top_logprobs"][0] = [[0.0, token, None], [-9999.0, 5, None]]
+        response["meta_info"]["input_token_logprobs"][0][0] = 0.0
+        response["meta_info"]["input_top_logprobs"][0] = [[0.0, token, None], [-9999.0, 5, None]]
     elif kind == "neutral":
-        answer["topk_ids"][0], answer["topk_logprobs"][0] = [token], [0.0]
+        response["topk_ids"][0], response["topk_logprobs"][0] = [token], [0.0]
     else:
-        answer["realized_logprob"] = [0.0] + [None] * (len(row["input_ids"]) - 1)
-    assert projected(layout, answer) == (plain, before)
+        response["realized_logprob"] = [0.0] + [None] * (len(row["input_ids"]) - 1)
+    assert projected(layout, response) == (plain, before)
 
 
 @pytest.mark.parametrize("length", [2, 3, 20])
@@ -142,15 +142,15 @@ def test_rows_of_the_next_token_are_an_error_for_any_number(
         cut |= {"topk_ids": [[]] * length, "topk_logprobs": [[]] * length}
         cut["realized_logprob"] = [*[-1.0] * (length - 1), None]
     layout = "neutral" if kind == "realized" else kind
-    answer = cut if layout == "neutral" else answer_of({**cut, "text": "a"}, layout)
+    response = cut if layout == "neutral" else response_of({**cut, "text": "a"}, layout)
     if kind == "vllm":
         entries = zip(cut["topk_ids"], cut["topk_logprobs"], strict=True)
-        answer["choices"][0]["prompt_logprobs"] = [
+        response["choices"][0]["prompt_logprobs"] = [
             {str(i): {"logprob": lp} for i, lp in zip(*row_entries, strict=True)}
             for row_entries in entries
         ]
     with pytest.raises(XtokError):
-        projected(layout, answer)
+        projected(layout, response)
 
 
 @pytest.mark.parametrize("length", [6, 11])
@@ -179,8 +179,8 @@ def test_a_few_rows_of_the_next_token_after_an_empty_row(
 # Layouts
 
 
-def sglang_flat(answer: Row, *, base: bool, name: str = "", covered: bool = True) -> Row:
-    about = answer["meta_info"]
+def sglang_flat(response: Row, *, base: bool, name: str = "", covered: bool = True) -> Row:
+    about = response["meta_info"]
     top = about.pop("input_top_logprobs")
     rows = [candidates for candidates in top if candidates]
     values = (
@@ -196,12 +196,12 @@ def sglang_flat(answer: Row, *, base: bool, name: str = "", covered: bool = True
             about[name_of] = flat
     about[f"input_top_logprobs{name}_shape"] = [len(rows) + (not covered), K]
     about[f"input_top_logprobs{name}_null_prefix"] = 1
-    return answer
+    return response
 
 
-def vllm_flat(answer: Row) -> Row:
+def vllm_flat(response: Row) -> Row:
     """Use vLLM's `FlatLogprobs`, where the realized token may occur twice."""
-    choice = answer["choices"][0]
+    choice = response["choices"][0]
     flat: Row = {"start_indices": [], "end_indices": [], "token_ids": [], "logprobs": []}
     for row in choice["prompt_logprobs"]:
         flat["start_indices"].append(len(flat["token_ids"]))
@@ -211,25 +211,25 @@ def vllm_flat(answer: Row) -> Row:
             flat["logprobs"].append(entry["logprob"])
         flat["end_indices"].append(len(flat["token_ids"]))
     choice["prompt_logprobs"] = {**flat, "ranks": [], "decoded_tokens": []}
-    return answer
+    return response
 
 
-def vllm_floats(answer: Row) -> Row:
-    rows = read_vllm(answer)
+def vllm_floats(response: Row) -> Row:
+    rows = read_vllm(response)
     rows[:] = [row and {i: entry["logprob"] for i, entry in row.items()} for row in rows]
-    return answer
+    return response
 
 
-def sglang_null(answer: Row) -> Row:
-    answer["meta_info"]["input_top_logprobs"][3].append([None, 7, None])
-    return answer
+def sglang_null(response: Row) -> Row:
+    response["meta_info"]["input_top_logprobs"][3].append([None, 7, None])
+    return response
 
 
 LAYOUTS: dict[str, tuple[str, Callable[[Row], Row]]] = {
-    "flat": ("sglang", lambda answer: sglang_flat(answer, base=False)),
-    "flat, all rows": ("sglang", lambda answer: sglang_flat(answer, base=False, covered=False)),
-    "flat names": ("sglang", lambda answer: sglang_flat(answer, base=False, name="_flat")),
-    "base64": ("sglang", lambda answer: sglang_flat(answer, base=True)),
+    "flat": ("sglang", lambda response: sglang_flat(response, base=False)),
+    "flat, all rows": ("sglang", lambda response: sglang_flat(response, base=False, covered=False)),
+    "flat names": ("sglang", lambda response: sglang_flat(response, base=False, name="_flat")),
+    "base64": ("sglang", lambda response: sglang_flat(response, base=True)),
     "null": ("sglang", sglang_null),
     "vllm flat": ("vllm", vllm_flat),
     "vllm floats": ("vllm", vllm_floats),
@@ -239,8 +239,8 @@ LAYOUTS: dict[str, tuple[str, Callable[[Row], Row]]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_of_a_format_give_equal_predictions(name: str, row: Row, projected: Any) -> None:
     kind, changed = LAYOUTS[name]
-    plain = projected(kind, answer_of(row, kind))
-    assert projected(kind, changed(answer_of(row, kind))) == plain
+    plain = projected(kind, response_of(row, kind))
+    assert projected(kind, changed(response_of(row, kind))) == plain
 
 
 # Contradictory and unknown fields
@@ -248,7 +248,7 @@ def test_layouts_of_a_format_give_equal_predictions(name: str, row: Row, project
 
 def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> None:
     """Errors: an unknown layout, and a realized value that differs from the same candidate's."""
-    unread, torn = answer_of(row, "sglang"), answer_of(row, "sglang")
+    unread, torn = response_of(row, "sglang"), response_of(row, "sglang")
     unread["meta_info"]["input_top_things"] = unread["meta_info"].pop("input_top_logprobs")
     realized = torn["meta_info"]["input_token_logprobs"]
     realized[5] = [realized[5][0] - 0.5, *realized[5][1:]]
@@ -257,7 +257,7 @@ def test_error_names_an_unknown_layout_of_sglang(row: Row, projected: Any) -> No
 
 
 def test_candidates_and_the_realized_token_sum_to_at_most_1(row: Row, projected: Any) -> None:
-    value = answer_of(row, "neutral")
+    value = response_of(row, "neutral")
     value["realized_logprob"] = [None] + [-0.01] * (len(row["input_ids"]) - 1)
     for position, token in enumerate(row["input_ids"][1:], start=1):
         at = value["topk_ids"][position].index(token)
@@ -266,7 +266,7 @@ def test_candidates_and_the_realized_token_sum_to_at_most_1(row: Row, projected:
 
 
 def test_realized_values_that_contradict_most_rows_are_an_error(row: Row, projected: Any) -> None:
-    value = answer_of(row, "neutral")
+    value = response_of(row, "neutral")
     listed: list[Any] = [
         dict(zip(ids, logprobs, strict=True)).get(token)
         for ids, logprobs, token in zip(

@@ -83,8 +83,8 @@ def test_lines_of_vllm_and_sglang_have_masks(
     ]
     padding = [0, 0, *[1] * (len(rows[2]["input_ids"]) - 2)]
     masked[2]["attention_mask"] = padding
-    answers: list[dict[str, Any]] = [getattr(teachers, f"{kind}_answer")(row) for row in rows]
-    lines = [{**line, **more} for line, more in zip(answers, masked, strict=False)]
+    responses: list[dict[str, Any]] = [getattr(teachers, f"{kind}_response")(row) for row in rows]
+    lines = [{**line, **more} for line, more in zip(responses, masked, strict=False)]
     path = teachers.write_lines(tmp_path / "a.jsonl", lines)
     [documents] = read_documents(path, byte_level)
     assert documents.loss_mask is not None
@@ -244,10 +244,10 @@ def test_a_text_that_begins_and_ends_with_special_tokens(
         assert student_row["input_ids"].count(digits.table.roles["eos"][0]) == own.count(eos)
 
 
-def test_an_answer_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
-    """The answer is an empty document, as in Parquet, alone or with other documents."""
+def test_a_response_without_tokens(byte_level: Tokenizer, project: Project, tmp_path: Path) -> None:
+    """The response is an empty document, as in Parquet, alone or with other documents."""
     empty = {"id": "a", "choices": [{"prompt_logprobs": [], "prompt_token_ids": []}]}
-    full = teachers.vllm_answer(teachers.teacher_rows(byte_level, TEXTS[:1], K)[0], id="b")
+    full = teachers.vllm_response(teachers.teacher_rows(byte_level, TEXTS[:1], K)[0], id="b")
     for lines in ([empty], [full, empty]):
         _, written = project(teachers.write_lines(tmp_path / "a.jsonl", lines))
         assert [row["id"] for row in written] == [line["id"] for line in lines]

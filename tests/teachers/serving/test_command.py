@@ -38,7 +38,7 @@ import os, pathlib
 import xtok.__main__
 from xtok.teachers.serving import server
 pathlib.Path({!r}).write_text(str(os.getpid()))
-server.STOP_SECONDS, server.ANSWER_SECONDS = 2, {}
+server.STOP_SECONDS, server.RESPONSE_SECONDS = 2, {}
 xtok.__main__.program()
 """
 
@@ -62,8 +62,8 @@ def command(forks: Forks, tmp_path: Path) -> Start:
     """A function that runs the command."""
 
     @contextmanager
-    def start(*args: str, answer_seconds: int = 60, **env: str) -> Iterator[Command]:
-        code = SHORTER_LIMITS.format(str(tmp_path / "pid"), answer_seconds)
+    def start(*args: str, response_seconds: int = 60, **env: str) -> Iterator[Command]:
+        code = SHORTER_LIMITS.format(str(tmp_path / "pid"), response_seconds)
         program = subprocess.Popen(
             [forks.folder / "python", "-c", code, "serve", *args, "--port", "0"],
             stdout=-1, stderr=-1, text=True, env={**forks.env, **env},
@@ -170,7 +170,7 @@ def test_a_client_that_does_not_read(
     with (
         running(TeacherServer(digits, max_model_len=4096).app) as teacher_url,
         command(
-            *models, "--teacher-url", teacher_url, answer_seconds=1 if by == "time" else 60
+            *models, "--teacher-url", teacher_url, response_seconds=1 if by == "time" else 60
         ) as server,
         socket.socket() as client,
     ):
@@ -246,12 +246,12 @@ def test_a_server_that_does_not_score_is_an_error(
     served = TeacherServer(digits, texts=False, max_model_len=40 if problem == "is short" else 2048)
     if problem == "has another tokenizer":
         models.reverse()
-    answer = served.scored_rows
+    score = served.scored_rows
 
     async def once(request: Any, ids: list[int]) -> Any:
         if len(served.requested_ids) > 1:  # after the detection and the comparison of tokenizers
             served.status = 500
-        return await answer(request, ids)
+        return await score(request, ids)
 
     if problem == "fails":
         served.scored_rows = once  # type: ignore[method-assign]

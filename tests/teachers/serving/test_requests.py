@@ -125,7 +125,7 @@ values = st.recursive(
 
 @settings(max_examples=100)
 @given(path=st.sampled_from([*BAD]), body=st.dictionaries(st.sampled_from(KEYS), values))
-def test_random_requests_get_an_answer_or_an_error(
+def test_random_requests_get_a_response_or_an_error(
     serve_pair: ServePair, path: str, body: Any
 ) -> None:
     served = serve_pair("byte_level", "digits")
@@ -218,9 +218,9 @@ def test_many_at_once(pair: Pair, model: TeacherServer, byte_level: Tokenizer) -
         with ThreadPoolExecutor(len(rows)) as pool:
             assert [*pool.map(ask, rows)] == single
         assert model.max_running == 8
-        answer = post(url, rows, 5)
-    assert prompt_rows(answer) == single
-    assert [choice["index"] for choice in answer.json()["choices"]] == [*range(24)]
+        response = post(url, rows, 5)
+    assert prompt_rows(response) == single
+    assert [choice["index"] for choice in response.json()["choices"]] == [*range(24)]
 
 
 def test_only_requests_with_the_key_are_accepted(pair: Pair, model: TeacherServer) -> None:

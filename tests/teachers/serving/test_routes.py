@@ -65,7 +65,7 @@ def test_sums_of_chunks_equal_the_teachers(
 
 
 @KINDS
-def test_equal_tokenizers_get_the_teachers_own_answer(serve_pair: ServePair, kind: str) -> None:
+def test_equal_tokenizers_get_the_teachers_own_response(serve_pair: ServePair, kind: str) -> None:
     served = serve_pair("digits", "digits", kind)
     tokenizer = served.pair.tokenizers[0]
     unused = np.flatnonzero(tokenizer.table.types == TokenType.UNUSED).tolist()
@@ -106,10 +106,10 @@ def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int)
     ):
         [rows] = prompt_rows(post(url, ids, top_k))
         body = {"input_ids": ids, "top_logprobs_num": top_k, "logprob_start_len": 0, **SCORED}
-        answer = httpx.post(f"{url}/generate", json=body, timeout=60).json()
+        response = httpx.post(f"{url}/generate", json=body, timeout=60).json()
     if top_k == 255:
         check_rows(ids, rows, top_k, 256)
-    for row, best in zip(rows[1:], answer["meta_info"]["input_top_logprobs"][1:], strict=True):
+    for row, best in zip(rows[1:], response["meta_info"]["input_top_logprobs"][1:], strict=True):
         for candidates in (sorted(map(int, row)), sorted(i for _, i, _ in best)):
             assert len({*candidates}) == len(candidates)
             assert {*candidates} <= {*range(256)}
@@ -127,11 +127,11 @@ class TextRows(NamedTuple):
         """Return the log-probabilities of chosen ids from vLLM's route for ids."""
         sampling: dict[str, Any] = {"max_tokens": 1, "prompt_logprob_start": start - 1}
         sampling["prompt_logprob_token_ids"] = token_ids
-        answer = self.served.post(
+        response = self.served.post(
             "/inference/v1/generate", token_ids=self.ids, sampling_params=sampling
         )
         matrix: NDArray[np.float32] = np.load(
-            io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"]))
+            io.BytesIO(base64.b64decode(response["prompt_token_id_logprobs"]))
         )
         assert matrix.dtype == np.float32
         assert matrix.shape == (len(token_ids), 3)
@@ -176,17 +176,17 @@ def test_sglangs_batches_begin_at_the_start_position(text_rows: TextRows) -> Non
 
 def test_sglangs_default_start_scores_only_the_last_token(text_rows: TextRows) -> None:
     """SGLang's default start is −1."""
-    answer = text_rows.served.post("/generate", input_ids=text_rows.ids, **SGLANG)
+    response = text_rows.served.post("/generate", input_ids=text_rows.ids, **SGLANG)
     last = [[None, text_rows.ids[-1], None]]
-    assert answer["meta_info"]["input_token_logprobs"] == last
+    assert response["meta_info"]["input_token_logprobs"] == last
 
 
 def test_sglangs_best_candidates_are_vllms(text_rows: TextRows) -> None:
     served, ids, rows = text_rows
-    answer = served.post(
+    response = served.post(
         "/generate", input_ids=ids, logprob_start_len=4, top_logprobs_num=3, **SGLANG
     )
-    first, *others = answer["meta_info"]["input_top_logprobs"]
+    first, *others = response["meta_info"]["input_top_logprobs"]
     assert first is None
     for row, top in zip(rows[5:], others, strict=True):
         best = sorted(row.items(), key=lambda item: item[1]["rank"])[:3]
@@ -197,10 +197,10 @@ def test_sglangs_best_candidates_are_vllms(text_rows: TextRows) -> None:
 def test_sglangs_chosen_ids_of_all_positions(text_rows: TextRows) -> None:
     served, ids, rows = text_rows
     chosen = [ids[5], 7]
-    answer = served.post(
+    response = served.post(
         "/generate", input_ids=ids, logprob_start_len=4, token_ids_logprob=chosen, **SGLANG
     )
-    first = answer["meta_info"]["input_token_ids_logprobs"][1]
+    first = response["meta_info"]["input_token_ids_logprobs"][1]
     assert [entry[1] for entry in first] == chosen
     assert first[0][0] == token_logprobs(ids, rows)[4]
     assert all(math.isfinite(value) and value < 0 for value, _, _ in first)
@@ -221,20 +221,20 @@ def test_sglangs_chosen_ids_of_each_position(text_rows: TextRows) -> None:
 
 def test_vllms_demo_route_returns_the_same_values(text_rows: TextRows) -> None:
     served, ids, rows = text_rows
-    answer = served.post("/generate", prompt={"prompt_token_ids": ids}, prompt_logprobs=3)
+    response = served.post("/generate", prompt={"prompt_token_ids": ids}, prompt_logprobs=3)
     plain = [row and {i: entry["logprob"] for i, entry in row.items()} for row in rows]
-    assert answer["prompt_logprobs"] == plain
+    assert response["prompt_logprobs"] == plain
 
 
 def test_vllms_route_for_ids_returns_the_same_rows(text_rows: TextRows) -> None:
     served, ids, rows = text_rows
     sampling = {"temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 3, "max_tokens": 1}
-    answer = served.post(
+    response = served.post(
         "/inference/v1/generate", model="the-teacher", token_ids=ids, sampling_params=sampling
     )
-    assert answer["prompt_logprobs"] == rows
-    assert isinstance(answer["request_id"], str)
-    [choice] = answer["choices"]
+    assert response["prompt_logprobs"] == rows
+    assert isinstance(response["request_id"], str)
+    [choice] = response["choices"]
     assert (choice["index"], choice["token_ids"], choice["finish_reason"]) == (0, [], "length")
 
 

@@ -122,11 +122,11 @@ def test_only_the_teacher_has_a_system_text(
     with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
         body = {"prompt": ids, "prompt_logprobs": 5}
         model.requested_ids.clear()
-        answers = [
+        responses = [
             httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60)
             for more in ({"teacher_system": SYSTEM}, {"teacher_system": ""}, {})
         ]
-    [rows], [usual], [without] = map(prompt_rows, answers)
+    [rows], [usual], [without] = map(prompt_rows, responses)
     check_rows(ids, rows, 5, len(student.table))
     assert usual == without != rows
     assert model.requested_ids[0] == expected

@@ -250,7 +250,7 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
             assert prompt_rows(post(url, ids)) == right
 
 
-def test_an_answer_without_end_is_refused(pair: Pair, model: TeacherServer) -> None:
+def test_a_response_without_end_is_refused(pair: Pair, model: TeacherServer) -> None:
     """The memory for a response is limited."""
 
     async def long() -> AsyncIterator[bytes]:
@@ -330,11 +330,11 @@ ODD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "words"), ODD)
-def test_unusable_answers_of_the_teacher_are_errors(
-    digits: Tokenizer, answer: Any, words: str
+@pytest.mark.parametrize(("response", "words"), ODD)
+def test_unusable_responses_of_the_teacher_are_errors(
+    digits: Tokenizer, response: Any, words: str
 ) -> None:
-    content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    content = response if isinstance(response, bytes) else json.dumps(response).encode()
 
     async def ask(url: str) -> None:
         async with aclosing(TeacherClient(url, digits)) as teacher:

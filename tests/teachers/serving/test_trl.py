@@ -60,11 +60,11 @@ def test_trls_client_reads_the_log_probabilities(served: tuple[Pair, TeacherServ
         assert values.shape == (len(ids) - prompt, 8)
         assert torch.isfinite(values).all()
         assert torch.isfinite(torch.tensor(scores["actual_logprobs"][n])).all()
-    answer = httpx.post(
+    response = httpx.post(
         f"{url}/v1/completions", json={"prompt": sequences, "prompt_logprobs": 8}, timeout=60
     ).json()
     for n, (ids, prompt) in enumerate(zip(sequences, prompts, strict=True)):
-        rows = answer["choices"][n]["prompt_logprobs"]
+        rows = response["choices"][n]["prompt_logprobs"]
         own = [[rows[m][str(ids[m])]["logprob"]] for m in range(prompt, len(ids))]
         assert scores["actual_logprobs"][n] == own
 

@@ -23,7 +23,7 @@ from xtok.teachers.formats import axolotl, distillkit, neutral, vllm
 from xtok.teachers.formats.checks import check_predictions
 from xtok.teachers.formats.columns import StudentSide
 from xtok.teachers.formats.documents import PROJECTED, Documents, cache_error
-from xtok.teachers.formats.responses import FORMATS, detect_answers, read_answers
+from xtok.teachers.formats.responses import FORMATS, detect_responses, read_responses
 from xtok.tokenizers.table import Vocabulary
 
 CANDIDATES_PER_BLOCK = 1 << 20
@@ -103,7 +103,7 @@ class Cache:
             documents,
             vocabulary,
             renormalized=self.renormalized,
-            is_answer=self.kind in ("vllm", "sglang"),
+            is_response=self.kind in ("vllm", "sglang"),
             is_projected=self.is_projected,
         )
         topk, counts = rows.topk, np.diff(rows.topk.starts)
@@ -166,7 +166,7 @@ def open_cache(path: Path, kind: CacheKind | None = None) -> Cache:
             form = "Parquet" if is_parquet else "not Parquet"
             raise cache_error(path, f"the file is {form}, so it is not a {kind} cache", FORMATS)
         if not is_parquet:
-            detected, footer = detect_answers(path)
+            detected, footer = detect_responses(path)
             return Cache(path=path, kind=kind or detected, footer=footer)
         schema = ParquetTable(path).schema
         kind = _detect_columns(path, schema.names, kind)
@@ -215,7 +215,7 @@ def read_cache(
     with reading(cache.path, "the cache"):
         if shard.format != "parquet":
             projected = cache.is_projected
-            yield from read_answers(shard, cache.kind, candidates, is_projected=projected)
+            yield from read_responses(shard, cache.kind, candidates, is_projected=projected)
             return
         table = ParquetTable(shard.path)
         for group in range(table.num_row_groups)[shard.start : shard.stop]:

@@ -67,7 +67,7 @@ def check_predictions(
     vocabulary: Vocabulary,
     *,
     renormalized: bool = False,
-    is_answer: bool = False,
+    is_response: bool = False,
     is_projected: bool = False,
 ) -> Documents:
     """Remove padding at the start and end of documents, then validate the predictions.
@@ -94,7 +94,7 @@ def check_predictions(
         if is_projected:
             topk = checked_projected(topk, width, vocabulary=name)
         else:
-            topk = checked(topk, width, is_answer=is_answer, vocabulary=name)
+            topk = checked(topk, width, is_response=is_response, vocabulary=name)
     except PredictionError as error:
         row = int(np.searchsorted(topk.bounds, error.row, side="right")) - 1
         location = documents.locations[row] if error.is_document else documents.location(error.row)

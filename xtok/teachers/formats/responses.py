@@ -41,23 +41,23 @@ FORMATS = (
 _RETRY_HINT = "request this text from the server again, or delete the line"
 
 
-def detect_answers(path: Path) -> tuple[CacheKind, dict[str, str]]:
+def detect_responses(path: Path) -> tuple[CacheKind, dict[str, str]]:
     """Detect the format from the first line. Also return metadata for `Cache.footer`."""
     first = next(_lines(Shard(path, "jsonl")), None)
     if first is None:
         raise cache_error(path, "the file is empty", "pass a cache with at least one row")
-    for answer in _answers(first.value, first.location):
-        footer = {"source": PROJECTED} if answer.get("system_fingerprint") == PROJECTED else {}
-        if "prompt_logprobs" in answer:
+    for response in _responses(first.value, first.location):
+        footer = {"source": PROJECTED} if response.get("system_fingerprint") == PROJECTED else {}
+        if "prompt_logprobs" in response:
             return "vllm", footer
-        if "meta_info" in answer:
+        if "meta_info" in response:
             return "sglang", footer
     names = ", ".join(first.value) if isinstance(first.value, dict) else "a list"
     problem = "the file contains neither Parquet nor responses with prompt_logprobs or meta_info"
     raise cache_error(path, f"{problem}; line 1 contains: {names}", FORMATS)
 
 
-def read_answers(
+def read_responses(
     shard: Shard, kind: CacheKind, candidates: int, *, is_projected: bool
 ) -> Iterator[tuple[Documents, int]]:
     """Read a shard of stored responses for `read_cache`.
@@ -71,12 +71,12 @@ def read_answers(
     pending: list[Documents] = []
     size, done = 0, shard.start
     for line in _lines(shard):
-        for answer in _answers(line.value, line.location):
-            if is_projected != (answer.get("system_fingerprint") == PROJECTED):
+        for response in _responses(line.value, line.location):
+            if is_projected != (response.get("system_fingerprint") == PROJECTED):
                 problem = "the file mixes responses of a server with the output of xtok project"
                 raise cache_error(line.location, problem, "store them in different files")
-            topk, columns = read(answer, line.location), _columns(answer, kind, line.location)
-            per_token = partial(_mask, answer, len(topk.token_ids), line.location)
+            topk, columns = read(response, line.location), _columns(response, kind, line.location)
+            per_token = partial(_mask, response, len(topk.token_ids), line.location)
             mask, is_token = per_token("loss_mask"), per_token("attention_mask")
             mask = per_token("labels") if mask is None else mask
             rows = Documents(topk, columns, [line.location], mask)
@@ -93,7 +93,7 @@ def _lines(shard: Shard) -> Iterator[FileRow]:
     return json_lines(shard, hint="give one JSON object per line", strict=True)
 
 
-def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
+def _responses(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
     """Yield the responses in a line. A response with several choices becomes several responses."""
     for item in value if isinstance(value, list) and value else [value]:
         if not isinstance(item, dict):
@@ -104,7 +104,7 @@ def _answers(value: Any, location: LineOffset) -> Iterator[dict[str, Any]]:
         choices = [x for x in choices if isinstance(x.get("prompt_logprobs"), list | dict)]
         choices = _without_repetitions(choices, item.get("usage"))
         for index, choice in enumerate(choices or [{}]):
-            yield _choice_answer(item, choice, index, is_only=len(choices) < 2)
+            yield _choice_response(item, choice, index, is_only=len(choices) < 2)
 
 
 def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict[str, Any]]:
@@ -121,19 +121,19 @@ def _without_repetitions(choices: list[dict[str, Any]], usage: Any) -> list[dict
     return choices
 
 
-def _choice_answer(
+def _choice_response(
     value: Mapping[str, Any], choice: Mapping[str, Any], index: int, *, is_only: bool
 ) -> dict[str, Any]:
     """Merge a choice with the fields of the response that apply to all choices."""
-    answer = {name: v for name, v in value.items() if name != "choices"}
-    answer |= {name: v for name, v in choice.items() if name in FIELDS}
+    response = {name: v for name, v in value.items() if name != "choices"}
+    response |= {name: v for name, v in choice.items() if name in FIELDS}
     prompt = value.get("prompt_token_ids", value.get("input_ids", value.get("prompt")))
-    answer["prompt_token_ids"] = choice.get("prompt_token_ids", _item(prompt, index))
+    response["prompt_token_ids"] = choice.get("prompt_token_ids", _item(prompt, index))
     if isinstance(prompt, str):
-        answer.setdefault("text", prompt)
-    if "id" in answer and not is_only:
-        answer["id"] = f"{answer['id']}-{index}"
-    return answer
+        response.setdefault("text", prompt)
+    if "id" in response and not is_only:
+        response["id"] = f"{response['id']}-{index}"
+    return response
 
 
 def _item(prompt: Any, index: int) -> Any:
@@ -150,14 +150,14 @@ def _require_no_error(value: Mapping[str, Any], location: LineOffset) -> None:
 
 
 def _columns(
-    answer: Mapping[str, Any], kind: CacheKind, location: LineOffset
+    response: Mapping[str, Any], kind: CacheKind, location: LineOffset
 ) -> dict[str, str | None]:
     """Return all fields that are not in `FIELDS` as strings, so that all rows have one schema."""
-    other_fields = {name: value for name, value in answer.items() if name not in FIELDS}
+    other_fields = {name: value for name, value in response.items() if name not in FIELDS}
     if kind == "sglang":  # in these responses, `text` is the generated text
         other_fields.pop("text", None)
-        if isinstance(answer.get("prompt"), str):
-            other_fields["text"] = answer["prompt"]
+        if isinstance(response.get("prompt"), str):
+            other_fields["text"] = response["prompt"]
     try:
         return {
             name: value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
@@ -168,13 +168,13 @@ def _columns(
 
 
 def _mask(
-    answer: Mapping[str, Any], num_tokens: int, location: LineOffset, name: str
+    response: Mapping[str, Any], num_tokens: int, location: LineOffset, name: str
 ) -> NDArray[np.bool_] | None:
     """Convert a field with a flag or label for each token to a mask.
 
     Return None if the response does not contain the field.
     """
-    stored = answer.get(name)
+    stored = response.get(name)
     if stored is None:
         return None
     if not isinstance(stored, list):
@@ -187,12 +187,12 @@ def _mask(
     return values != -100 if name == "labels" else values
 
 
-def _join(answers: Sequence[Documents]) -> Documents:
+def _join(responses: Sequence[Documents]) -> Documents:
     """Concatenate documents. The strings of each column become a pyarrow array."""
-    locations = [name for answer in answers for name in answer.locations]
+    locations = [name for response in responses for name in response.locations]
     arrow = need("pyarrow", locations[0])
-    names = dict.fromkeys(chain.from_iterable(answer.columns for answer in answers))
-    columns = {n: arrow.array([a.columns.get(n) for a in answers], arrow.string()) for n in names}
-    has_mask = any(answer.loss_mask is not None for answer in answers)
-    mask = np.concatenate([answer.targets for answer in answers]) if has_mask else None
-    return Documents(joined([answer.topk for answer in answers]), columns, locations, mask)
+    names = dict.fromkeys(chain.from_iterable(response.columns for response in responses))
+    columns = {n: arrow.array([a.columns.get(n) for a in responses], arrow.string()) for n in names}
+    has_mask = any(response.loss_mask is not None for response in responses)
+    mask = np.concatenate([response.targets for response in responses]) if has_mask else None
+    return Documents(joined([response.topk for response in responses]), columns, locations, mask)

@@ -25,12 +25,12 @@ TOKENIZER = "--tokenizer-path"
 _HINT = "send requests with return_logprob: true, logprob_start_len: 0 and top_logprobs_num: K"
 
 
-def read(answer: Mapping[str, Any], location: object) -> TopK:
+def read(response: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
     Flat lists, in JSON or base64 (`return_flat_raw_top_logprobs`), are also supported.
     """
-    meta: Any = answer.get("meta_info")
+    meta: Any = response.get("meta_info")
     try:
         owns = meta["input_token_logprobs"]
         tops = meta.get("input_top_logprobs") or _unflatten(meta)

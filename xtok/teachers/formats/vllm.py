@@ -32,13 +32,13 @@ TOKENIZER = "--tokenizer"
 _HINT = "send requests with prompt_logprobs: K, return_token_ids: true and max_tokens: 1"
 
 
-def read(answer: Mapping[str, Any], location: object) -> TopK:
+def read(response: Mapping[str, Any], location: object) -> TopK:
     """Return the predictions of a stored response, as one document.
 
     Numbers instead of objects (from older servers) and flat lists (`FlatLogprobs`) are also
     supported.
     """
-    stored = answer.get("prompt_logprobs")
+    stored = response.get("prompt_logprobs")
     if not isinstance(stored, list | dict):
         raise cache_error(location, "the response has no prompt_logprobs", _HINT)
     rows = list[JsonRow]()
@@ -47,7 +47,7 @@ def read(answer: Mapping[str, Any], location: object) -> TopK:
     except MALFORMED as error:
         position = f"{location}, position {len(rows)}"
         raise cache_error(position, "prompt_logprobs is not in vLLM's format", _HINT) from error
-    return json_document(answer["prompt_token_ids"], rows, location, _HINT)
+    return json_document(response["prompt_token_ids"], rows, location, _HINT)
 
 
 def _rows(stored: Any) -> Iterator[JsonRow]:

@@ -164,19 +164,19 @@ def inference(body: bytes) -> ScoringRequest:
 
     def write(scores: Sequence[RankedTopK], student: Vocabulary, request_index: int) -> bytes:
         [ranked] = scores
-        answer: dict[str, Any] = {
+        response: dict[str, Any] = {
             "request_id": f"generate-tokens-{request_index}", "prompt_logprobs": None,
             "choices": [
                 {"index": 0, "logprobs": None, "finish_reason": "length", "token_ids": []}
             ],
         }  # fmt: skip
         if sampling.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = vllm.response_rows(ranked, size, student.vocab_size)
+            response["prompt_logprobs"] = vllm.response_rows(ranked, size, student.vocab_size)
         if sampling.prompt_logprob_token_ids is not None:
-            answer["prompt_token_id_logprobs"] = _npy(
+            response["prompt_token_id_logprobs"] = _npy(
                 ranked, chosen, student, sampling.prompt_logprob_start + 1
             )
-        return msgspec.json.encode(answer)
+        return msgspec.json.encode(response)
 
     return ScoringRequest([ids], size, write, request, unread, sampling.temperature, any(chosen))
 

@@ -41,7 +41,7 @@ MAX_NOTES = 100
 BODY_SECONDS = 60.0
 """Time limit in seconds for the body of a request."""
 
-ANSWER_SECONDS = 60
+RESPONSE_SECONDS = 60
 """Seconds after which a connection is closed if the client does not read the response."""
 
 STOP_SECONDS = 20
@@ -74,16 +74,16 @@ class Metrics:
         self.rest = summary("rest", "Mean probability outside the candidates, per sequence.")
 
 
-def score(translator: Translator, text: SharedText, answer: RankedTopK, top_k: int) -> RankedTopK:
+def score(translator: Translator, text: SharedText, scores: RankedTopK, top_k: int) -> RankedTopK:
     """Convert a teacher's scores for a text to scores for the student's tokens.
 
     Each token after the first gets a log-probability. If the tokenizers and the ids are equal, the
     scores stay the same, except that candidates beyond the student's width are removed.
     """
     if translator.is_same and np.array_equal(text.ids, text.teacher_ids):
-        topk = cut_to_width(answer.topk, translator.pair.student.vocab_size)
-        return answer if topk is answer.topk else ranked(topk)
-    return ranked(translator.project_whole(text, answer.topk, top_k))
+        topk = cut_to_width(scores.topk, translator.pair.student.vocab_size)
+        return scores if topk is scores.topk else ranked(topk)
+    return ranked(translator.project_whole(text, scores.topk, top_k))
 
 
 class Proxy:
@@ -156,7 +156,7 @@ class Proxy:
         if response is None:
             try:
                 body = await _body(request)
-                response = await _while_connected(request, self._answer(body, parse))
+                response = await _while_connected(request, self._response_to(body, parse))
             except BadRequest as error:
                 response = _error(error.status, str(error))
             except TeacherError as error:
@@ -176,7 +176,7 @@ class Proxy:
             return _error(401, "the key is missing or wrong; send it as a Bearer token")
         return None
 
-    async def _answer(self, body: bytes, parse: Parser) -> Response:
+    async def _response_to(self, body: bytes, parse: Parser) -> Response:
         request = await asyncio.to_thread(parse, body)
         self._check_model(request.common.model)
         system = request.common.teacher_system
@@ -250,11 +250,11 @@ class Proxy:
 
     async def _score(self, text: SharedText, top_k: int, *, chooses: bool = False) -> RankedTopK:
         started_at, candidates = time.perf_counter(), self.teacher.candidates
-        answer = await self.teacher.score(text.teacher_ids.tolist(), max(top_k, candidates))
+        teacher_scores = await self.teacher.score(text.teacher_ids.tolist(), max(top_k, candidates))
         self.metrics.teacher.observe(time.perf_counter() - started_at)
         size = max(top_k + 1, candidates) * (16 if chooses else 1)
         scores = await asyncio.get_running_loop().run_in_executor(
-            self._pool, self._project, self.translator, text, answer, size
+            self._pool, self._project, self.translator, text, teacher_scores, size
         )
         self.metrics.tokens.labels("student").inc(len(text.ids))
         self.metrics.tokens.labels("teacher").inc(len(text.teacher_ids))
@@ -332,7 +332,7 @@ def bound(host: str, port: int) -> socket.socket:
             parameter="port" if is_taken else "host",
         ) from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ANSWER_SECONDS * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, RESPONSE_SECONDS * 1000)
     return listening
 
 

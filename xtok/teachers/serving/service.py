@@ -64,7 +64,7 @@ def serve(
     own_key = _key(config.api_key, "api_key")
     teacher_key = _key(config.teacher_api_key, "teacher_api_key")
 
-    async def answer(listening: socket.socket) -> None:
+    async def run(listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
         if not own_key and not is_loopback(host):
             note(f"every client that can reach {host} can send requests: set a key in XTOK_API_KEY")
@@ -86,7 +86,7 @@ def serve(
             await run_proxy(proxy, listening, lambda: on_ready(url))
 
     with bound(config.host, config.port) as listening:
-        asyncio.run(answer(listening))
+        asyncio.run(run(listening))
 
 
 def check_server(url: str, teacher: Tokenizer, *, api_key: str | None = None) -> ServerReport:

@@ -334,7 +334,7 @@ class TeacherClient:
         if self._allows_any_id:
             vocabulary = replace(vocabulary, vocab_size=MAX_WIDTH)
         try:
-            response = check_predictions(documents, vocabulary, is_answer=True)
+            response = check_predictions(documents, vocabulary, is_response=True)
         except XtokError as error:
             raise InvalidScores(str(error)) from error
         return completed(RankedTopK(response.topk, ranks), len(self.tokenizer.table))
