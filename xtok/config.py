@@ -30,8 +30,9 @@ DEFAULT_TIMEOUT = 600.0
 DEFAULT_SHRINK = 0.2
 """Share of the mean row in the composed rows of `transplant`.
 
-Without the mean row, a model predicts these tokens too often. With Llama 3's tokenizer, SmolLM2
-135M needs 2.00 bits per byte without the mean row, and 1.92 with it (`transplant_study.py`).
+Without the mean row, a model predicts composed tokens too often. With Llama 3's tokenizer, SmolLM2
+135M needs 2.00 bits per byte without the mean row, and 1.92 with the mean row
+(`transplant_study.py`).
 """
 
 DEFAULT_CANDIDATES = 64
@@ -50,7 +51,7 @@ def top_k_option(default: int, help: str) -> Any:
 class MultitokenConfig(Config):
     """Options of `multitoken`."""
 
-    # Options that a map's history contains only if they do not have their default values
+    # Options that a map's history contains only with values other than the defaults
     rarely_recorded = (
         "canonicalization", "token_form", "ignore_student_ids", "ignore_teacher_ids"
     )  # fmt: skip
@@ -113,7 +114,7 @@ class MultitokenConfig(Config):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for a map's history. Rare options are included only if they are changed."""
+        """Options for a map's history. Default values of rare options are omitted."""
         names = ["top_k", "max_pieces", "reverse_pass", "scale_trick", "special_tokens"]
         names += ["fuzzy_threshold"] if self.special_tokens == "fuzzy" else []
         names += [
@@ -143,7 +144,7 @@ class BuildConfig(MultitokenConfig):
     )
     prep_top_k: int = option(
         MultitokenConfig.top_k,
-        "Maximum entries per row before the last stage keeps --top-k of them.",
+        "Maximum entries per row before the last stage keeps --top-k entries.",
         min=1, max=MAX_ENTRIES, panel=RARE,
     )  # fmt: skip
     weights: Weights = option(
@@ -163,7 +164,7 @@ class BuildConfig(MultitokenConfig):
 
     @classmethod
     def for_loss(cls, loss: BuildLoss, **options: Any) -> BuildConfig:
-        """Return the defaults for a loss; explicit options override them.
+        """Return the defaults for a loss; explicit options override the defaults.
 
         Maps for P-KL contain probabilities that are counted at shared token boundaries and within
         chunks, and have no exact rows. Gold and H-KL require exact rows. All presets use 8 entries
@@ -295,7 +296,7 @@ class ProjectConfig(ChatTemplates):
     top_k: int = top_k_option(64, "Maximum number of candidates per token.")
     to: CacheFormat = option(
         "neutral",
-        "Output format: neutral (Parquet), axolotl or distillkit (the columns that they read), or "
+        "Output format: neutral (Parquet), axolotl or distillkit (the trainer's columns), or "
         "vllm (responses in vLLM's format, as JSON lines).",
         metavar="FORMAT",
     )
@@ -320,13 +321,13 @@ class ServeConfig(ChatTemplates):
     )  # fmt: skip
     chat: bool = option(
         True,
-        "If a conversation can be recovered from the ids with certainty, send it to the teacher in "
-        "the teacher's own chat template. Otherwise, send everything as text.",
+        "If a conversation can be recovered from the ids with certainty, the teacher reads the "
+        "conversation in its own chat template. Otherwise, the teacher reads the text of all ids.",
     )
     teacher_system: str | None = option(
         None,
-        "System text that only the teacher reads. It replaces the system text of conversations and "
-        "precedes other sequences. The field teacher_system of a request overrides it.",
+        "System text that only the teacher reads. The text replaces a conversation's system text "
+        "and precedes other texts. The field teacher_system of a request overrides the text.",
     )
     concurrency: int = option(
         64, "Maximum number of concurrent sequences on the teacher's server.", min=1, panel=LIMITS
@@ -337,13 +338,13 @@ class ServeConfig(ChatTemplates):
     )  # fmt: skip
     api_key: str | None = option(
         None,
-        "Bearer token that clients must send. Set XTOK_API_KEY instead to keep it off the "
+        "Bearer token that clients must send. Set XTOK_API_KEY instead to keep the token off the "
         "command line.",
         panel=LIMITS,
     )
     teacher_api_key: str | None = option(
         None,
-        "Bearer token for the teacher's server. Set XTOK_TEACHER_API_KEY instead to keep it "
-        "off the command line.",
+        "Bearer token for the teacher's server. Set XTOK_TEACHER_API_KEY instead to keep the "
+        "token off the command line.",
         panel=LIMITS,
     )

@@ -1,4 +1,4 @@
-"""Compile kernels with Numba, and cache them on disk."""
+"""Compile kernels with Numba, and cache compiled kernels on disk."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class KernelFiles:
         self._beside, self._made_with = beside, made_with
 
     def load(self, key: object) -> Any:
-        """Return the kernel for a key, or None if it is missing or damaged."""
+        """Return the kernel for a key, or None if the kernel's file is missing or damaged."""
         path = self.path(key)
         data = read_sealed(path, path.name)
         with suppress(ImportError, AttributeError):  # the class of an argument was moved or removed

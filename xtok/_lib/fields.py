@@ -31,7 +31,7 @@ class OptionDetails:
     """Details of an option, in addition to its name, type and default."""
 
     help: str
-    name: str | None = None  # name on the command line, if it differs from the parameter's name
+    name: str | None = None  # name on the command line; None: the parameter's name
     short: str | None = None  # such as -k
     argument: str | None = None  # for a positional argument, its name in the help
     flag: bool = False  # flag without a --no- form
@@ -43,7 +43,7 @@ class OptionDetails:
     above: float | None = None  # exclusive limits
     below: float | None = None
     needs: Mapping[str, Any] = field(default_factory=dict)
-    """Names and values of other options. The option requires at least one of these values.
+    """Names and values of other options. At least one of the other options must have its value.
 
     True stands for any value.
     """
@@ -56,7 +56,7 @@ def option(default: Any, help: str, **details: Any) -> Any:
     """Declare a field of a config or a parameter of a command.
 
     If `default` is `...`, users must set the option. Configs must call this function or
-    `top_k_option` directly, because the API reference parses these calls.
+    `top_k_option` directly, because the API reference parses the calls of the two functions.
     """
     return field(default=default, metadata={"details": OptionDetails(help=help, **details)})
 

@@ -1,7 +1,7 @@
 """Write files atomically, after early checks of the output path.
 
-xtok deletes only its own files, which it recognizes by their names. A replaced file keeps its mode
-and owner. Cached files end with a digest.
+xtok deletes only files that xtok created. It recognizes these files by their names. A replaced file
+keeps its mode and owner. Cached files end with a digest.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def check_output(
     elif _STREAM.fullmatch(os.path.abspath(path) if os.fspath(path) != "-" else "-"):
         problem, hint = "is a stream, not a file", "name a file"
     elif target.is_symlink():
-        problem, hint = "is a symbolic link to itself", "delete it, or give another path"
+        problem, hint = "is a symbolic link to itself", "delete the link, or give another path"
     elif target.is_dir():
-        problem, hint = "is a folder", "name a file in it"
+        problem, hint = "is a folder", "name a file in the folder"
     elif target.suffix not in suffixes:
         problem = f"does not end in {' or '.join(suffixes)}"
         stem = target.stem if target.suffix[1:].isalpha() else target.name  # Llama-3.2: no suffix
@@ -178,7 +178,7 @@ def atomic_output(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to the target, and replace the target with it at the end.
+    """Yield a temporary folder next to the target. At the end, it replaces the target.
 
     After an error, the temporary folder is deleted and the target is unchanged.
     """
@@ -253,9 +253,10 @@ def locked(
 ) -> Iterator[None]:
     """Hold a lock while the `with` block writes `target`.
 
-    If another process holds the lock, raise the error `busy`. If `busy` is None, wait. After
-    `timeout` seconds, and on file systems without locks, the block runs without the lock.
-    Therefore, it must write the file atomically and deterministically.
+    If another process holds the lock, raise the error `busy`. If `busy` is None, wait. If the lock
+    is not free after `timeout` seconds, the block runs without the lock. The block also runs
+    without the lock if the file system does not support locks. Therefore, the block must write the
+    file atomically and deterministically.
     """
     if not 0 <= timeout < float("inf"):
         raise ValueError(f"timeout is {timeout}, expected a number of seconds")
@@ -272,7 +273,7 @@ def locked(
                 note(f"waiting for another process that is writing {target}")
                 lock.acquire(timeout=timeout)
         except Timeout:
-            note(f"waited {timeout:g} seconds for {target}; writing it in this process as well")
+            note(f"waited {timeout:g} seconds for {target}; this process writes the file, too")
         except (OSError, NotImplementedError) as error:
             note(
                 f"{target.parent} does not support locks ({error}); other processes may write the "
@@ -306,7 +307,7 @@ def write_sealed(target: Path, parts: Iterable[bytes | memoryview], context: str
 
 @contextmanager
 def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
-    """Open a sealed file. Yield None if it is missing or damaged."""
+    """Open a sealed file. Yield None if the file is missing or damaged."""
     try:
         file = path.open("rb")
     except OSError:
@@ -324,13 +325,13 @@ def opened_sealed(path: Path, context: str) -> Iterator[BinaryIO | None]:
 
 
 def read_sealed(path: Path, context: str) -> bytes | None:
-    """Return the contents of a sealed file, or None if it is missing or damaged."""
+    """Return the contents of a sealed file, or None if the file is missing or damaged."""
     with opened_sealed(path, context) as file:
         return None if file is None else file.read()[:-_DIGEST]
 
 
 def remove(folder: Path, names: Iterable[str] = ()) -> None:
-    """Delete the files that match these regular expressions, and the folder if it is empty."""
+    """Delete the files that match the regular expressions `names`. Then delete an empty folder."""
     pattern = re.compile("|".join(names) or "(?!)")
     with suppress(OSError):  # an unreadable folder
         for path in folder.iterdir():

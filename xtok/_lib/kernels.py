@@ -39,7 +39,7 @@ inner_kernel = functools.partial(Kernel, is_inner=True)
 def in_python(kernel: Any) -> Any:
     """Return a version of a kernel that runs in Python, without Numba, for small inputs.
 
-    The kernels that it calls also run in Python.
+    The kernels that the given kernel calls also run in Python.
     """
     code, names = kernel.py_func.__code__, dict(kernel.py_func.__globals__)
     called = {n: names[n] for n in code.co_names if hasattr(names.get(n), "py_func")}

@@ -131,7 +131,7 @@ def decode(location: LineOffset, data: bytes) -> str:
         problem += f"in line {line_number(path, start)}"
     hint = f"if the file is {encoding}, convert it: iconv -f {encoding} -t UTF-8"
     if encoding == "latin1" and _CONTROLS.search(data):
-        problem += "; it also contains control characters"
+        problem += "; the file also contains control characters"
         hint = "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst"
     raise XtokError(f"{path} is not UTF-8: {problem}", hint=hint)
 

@@ -1,4 +1,4 @@
-"""Open input files, and decompress them. Errors name the file that cannot be read."""
+"""Open and decompress input files. Errors name the file that cannot be read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_regular(path: Path) -> None:
     """Check that a file is not a pipe or a device, which cannot be read twice."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         problem = f"{path} is {'a pipe' if path.is_fifo() else 'a device'}, not a regular file"
-        hint = "write it to a file first; xtok reads the file more than once"
+        hint = "write the data to a file first; xtok reads the file more than once"
         raise XtokError(problem, hint=hint)
 
 
@@ -87,7 +87,7 @@ def compression_of(raw: Any, path: Path) -> Literal["gzip", "zstd"] | None:
     for magic, (kind, fix) in _NOT_READ.items():
         if re.match(magic, head, re.DOTALL):
             raise XtokError(
-                f"{path} is {kind}", hint=f"unpack it first ({fix}); .gz and .zst are supported"
+                f"{path} is {kind}", hint=f"unpack the file ({fix}); .gz and .zst are supported"
             )
     return next((name for magic, name in _READ.items() if re.match(magic, head)), None)
 

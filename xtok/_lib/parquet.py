@@ -86,8 +86,9 @@ class ParquetTable:
     ) -> Iterator[tuple[list[str], Any]]:
         """Yield batches: the locations of the rows, such as `FILE, row 3`, and the record batch.
 
-        A batch has up to 256 rows, or approximately `max_values` values in its longest column. If a
-        row is larger than `MAX_ROW_BYTES`, an error is raised.
+        A batch has up to 256 rows. If `max_values` is given, the number of rows is chosen so that
+        the column with the most values has approximately `max_values` values. If a row is larger
+        than `MAX_ROW_BYTES`, an error is raised.
         """
         row = sum(map(self.num_rows, range(groups[0]))) if groups else 0
         for group in groups:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def offsets_of(sizes: Any) -> NDArray[np.int64]:
-    """Return the start of each part and the end of the last part, for parts with these sizes.
+    """Return the start of each part and the end of the last part, from the parts' sizes.
 
     The offsets are int64, `[parts + 1]`.
 

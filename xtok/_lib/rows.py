@@ -24,7 +24,7 @@ def read_rows(
 
     A `json` shard contains JSON Lines, one row, or an array of rows. A list of messages is one row.
     If the text is not JSON, the error contains `hint` and `parameter`. If `columns` is given, only
-    these columns of a Parquet file are read, and all other values are True.
+    the columns in `columns` are read from a Parquet file. The values of all other columns are True.
     """
     with reading(shard.path):
         if shard.format == "parquet":

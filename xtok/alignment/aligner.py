@@ -30,7 +30,7 @@ ArrayT = TypeVar("ArrayT", "NDArray[Any]", "torch.Tensor")
 """The type of an alignment's arrays."""
 
 PYTHON_TOKENS = 600
-"""Number of tokens that an aligner aligns in Python before it loads the kernels.
+"""Number of tokens that an aligner aligns in Python before the aligner loads the kernels.
 
 Loading the kernels takes seconds.
 """
@@ -68,7 +68,7 @@ class PaddedAlignment(AlignmentBatch[ArrayT]):
 
 @dataclass(eq=False)
 class ShiftedAlignment(AlignmentBatch[ArrayT]):
-    """An alignment for losses: each position has the chunk of the token that it predicts."""
+    """An alignment for losses: the chunk at each position belongs to the predicted token."""
 
     has_start: ArrayT  # [B, max_pairs], bool, whether both sides predict the chunk's first token
 
@@ -165,7 +165,7 @@ def _symbols(
 
 
 class TokenAligner:
-    """Aligns token ids of a student and a teacher without decoding them.
+    """Aligns token ids of a student and a teacher without decoding the ids.
 
     A chunk ends at a shared boundary, which is a byte position at which a student token and a
     teacher token end. If the bytes differ (because of normalizers, prefix spaces, or special tokens
@@ -183,7 +183,7 @@ class TokenAligner:
             where the bytes of the two sides differ.
 
     Raises:
-        XtokError: if one of the two token tables is missing.
+        XtokError: if the student's or the teacher's token table is missing.
         ValueError: if `max_comb_len` is out of range.
     """
 
@@ -270,7 +270,7 @@ class TokenAligner:
         )
 
     def prefers_spans(self, student_ids: NDArray[Any], teacher_ids: NDArray[Any]) -> bool:
-        """Whether these ids contain unknown tokens that `align_spans` can locate."""
+        """Whether the given ids contain unknown tokens that `align_spans` can locate."""
         sides = ((self.student, student_ids), (self.teacher, teacher_ids))
         has_unknown = any(bool(np.isin(ids, table.unknown_ids).any()) for table, ids in sides)
         return has_unknown and not self.is_lossy
@@ -302,7 +302,7 @@ class TokenAligner:
         Document d is `student_ids[student_offsets[d]:student_offsets[d + 1]]`, without padding.
 
         Raises:
-            ValueError: as in `align`, or if offsets are invalid.
+            ValueError: if offsets are invalid, or for the same reasons as `align`.
         """
         return self.align_sequences(
             self.student.flat(student_ids, student_offsets),
@@ -414,7 +414,7 @@ def describe_alignment(
     *,
     alignment: FlatAlignment | None = None,
 ) -> TextAlignment:
-    """Describe the alignment of two rows of ids. Without `alignment`, align them first."""
+    """Describe the alignment of two rows of ids. Without `alignment`, align the rows first."""
     pairs = tuple(aligner.pairs(student_ids, teacher_ids, alignment))
     correct = [p for p in pairs if p.is_correct]
     return TextAlignment(
@@ -433,7 +433,7 @@ def describe_alignment(
 
 
 def shift_to_predictions(batch: AlignmentBatch[ArrayT]) -> ShiftedAlignment[ArrayT]:
-    """Shift an alignment from the tokens to the positions that predict them, as losses require.
+    """Shift an alignment from tokens to the positions that predict the tokens, as losses require.
 
     Position i receives the chunk of token i + 1. The last position and padding predict no token. A
     chunk becomes invalid if no student position, or no teacher position, predicts any of its

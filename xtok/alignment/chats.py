@@ -53,15 +53,15 @@ def align_chat(
     """Render a conversation with both templates and align the results.
 
     Each string of a message (content, reasoning, tool calls) is aligned separately, so template
-    text cannot shift it. Two control tokens form a chunk if they have the same role and are between
-    the same strings. Other template text does not belong to a chunk. If the row has different
-    `teacher_messages`, only the answers are aligned.
+    text cannot shift the string. Two control tokens form a chunk if both tokens have the same role
+    and are between the same strings. The rest of the template's text does not belong to any chunk.
+    If the row has different `teacher_messages`, only the answers are aligned.
 
     Args:
         aligner: an aligner for `pair`.
         pair: the student and the teacher, with their tokenizers.
-        chat: as in `align`, or a `ChatRecord`.
-        templates: as in `align`.
+        chat: a `ChatRecord`, or a conversation in a form that `align` accepts.
+        templates: see `align`.
 
     Raises:
         XtokError: if a template is missing or fails, or if the teacher's answers differ from the
@@ -94,7 +94,7 @@ def align_rendered(
     def align(
         positions: list[NDArray[np.int64]], strings: tuple[_String, _String] | None = None
     ) -> None:
-        """Align the tokens at these positions. If a string contains them, it is in `strings`."""
+        """Align the tokens at `positions`. For tokens in a string, `strings` is that string."""
         parts = [row[p] for row, p in zip(ids, positions, strict=True)]
         is_same_text = strings is not None and strings[0].offset == strings[1].offset >= 0
         if strings and is_same_text and aligner.prefers_spans(*parts):

@@ -367,9 +367,10 @@ def _text_between(x, starts, start, end):  # type: ignore[no-untyped-def]
 def _align_stretch(s, t, stretch, max_comb_len, d, chunks):  # type: ignore[no-untyped-def]
     """Align tokens with different symbols by a banded Needleman-Wunsch over groups of tokens.
 
-    Two groups of up to `max_comb_len` tokens match if they have equal symbols. The algorithm (J.
-    Mol. Biol. 48, 1970) maximizes the number of matched symbols, then the number of matches. The
-    tokens between two matches form an incorrect chunk if each side has 1 to `max_comb_len` tokens.
+    Two groups of up to `max_comb_len` tokens match if the groups have equal symbols. The algorithm
+    (J. Mol. Biol. 48, 1970) maximizes the number of matched symbols, then the number of matches.
+    The tokens between two matches form an incorrect chunk if each side has 1 to `max_comb_len`
+    tokens.
     """
     x, x_ends = _stream(s, stretch.s_from, stretch.s_to)
     y, y_ends = _stream(t, stretch.t_from, stretch.t_to)

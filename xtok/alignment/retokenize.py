@@ -13,10 +13,11 @@ from xtok.tokenizers.table import TokenType, utf8_runs
 class Retokenizer:
     """Converts student ids to teacher ids for the same text.
 
-    The conversion keeps incomplete characters, and the first space of a SentencePiece model;
-    decoding the ids and encoding the text would lose them. Text is encoded as in the middle of a
-    longer text, with the teacher's normalizer. A control token becomes the teacher's token with the
-    same role, or is dropped. If the tokenizers are equal, the ids do not change.
+    The conversion keeps incomplete characters, and the first space of a SentencePiece model.
+    Decoding the ids and encoding the text would lose incomplete characters and this space. The
+    teacher's normalizer and tokenizer encode each text as a part of a longer text, without a prefix
+    space. A control token becomes the teacher's token with the same role, or is dropped. If the
+    tokenizers are equal, the ids do not change.
 
     >>> xtok.Retokenizer(xtok.load_pair("bytes", "bytes"))([[104, 105]])
     [[104, 105]]
@@ -40,8 +41,9 @@ class Retokenizer:
 
         Args:
             rows: lists of the student's ids.
-            begins: for each row, whether it begins a sequence. The default is True. In the first
-                position, a token that is both bos and eos, as in GPT-2, counts as a bos token.
+            begins: for each row, whether the row begins a sequence. The default is True. If a
+                sequence begins with a token that is both bos and eos (GPT-2), this token counts as
+                bos.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell a row.
@@ -51,7 +53,7 @@ class Retokenizer:
         for token_id in chain.from_iterable(rows):
             if not 0 <= token_id < width:
                 raise ValueError(f"student id {token_id} is outside 0..{width - 1}")
-        if self._is_same:  # if the teacher is narrower, it lacks the last unused ids
+        if self._is_same:  # a narrower teacher lacks the last unused ids
             return [[i for i in row if i < len(self.teacher.table)] for row in rows]
         flags = [True] * len(rows) if begins is None else begins
         split = [self._parts(*row) for row in zip(rows, flags, strict=True)]

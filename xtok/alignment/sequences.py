@@ -73,7 +73,7 @@ class SymbolTable:
         return ids.astype(np.int32, copy=False)
 
     def flat(self, token_ids: ArrayLike, bounds: ArrayLike) -> FlatIds:
-        """Check flat ids and their offsets, and return them as arrays."""
+        """Check flat ids and their offsets, and return both as arrays."""
         ids, offsets = to_array(token_ids), to_array(bounds)
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(f"{self.side}_ids must be a flat array of integers")
@@ -105,7 +105,8 @@ class SymbolTable:
 class Sequences:
     """Sequences of one side as flat arrays, together with the original shape.
 
-    `ids` and `bounds` are as in `FlatIds`. `kept` is `[T]` or `[B, T]`, bool, False at padding.
+    `ids` and `bounds` have the format of `FlatIds`. `kept` is `[T]` or `[B, T]`, bool, False at
+    padding.
 
     Args:
         symbols: the symbol table of the side.
@@ -135,8 +136,8 @@ class Sequences:
                 self.kept = np.ones(array.shape, np.bool_)
             if self.kept.shape != array.shape:
                 raise ValueError(
-                    f"{self.side}_attention_mask has shape {list(self.kept.shape)}, expected "
-                    f"{list(array.shape)}, the shape of {self.side}_ids"
+                    f"{self.side}_attention_mask has the shape {list(self.kept.shape)}, but "
+                    f"{self.side}_ids has the shape {list(array.shape)}"
                 )
             flat = array[self.kept]  # padding may contain any id, even outside the vocabulary
         self.bounds = offsets_of(self.kept.sum(axis=-1))
@@ -150,15 +151,15 @@ class Sequences:
             if [len(row) if row.ndim == ndim else None for row in rows] != expected:
                 shapes = [list(row.shape) for row in rows]
                 raise ValueError(
-                    f"the shapes of {name} are {shapes}, expected the lengths of {self.side}_ids, "
+                    f"{name} has the shapes {shapes}, but {self.side}_ids has the lengths "
                     f"{expected}"
                 )
             return np.concatenate(rows)
         array = to_array(values, dtype)
         if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
             raise ValueError(
-                f"the shape of {name} is {list(array.shape)}, expected {list(self.kept.shape)}, "
-                f"the shape of {self.side}_ids"
+                f"{name} has the shape {list(array.shape)}, but {self.side}_ids has the shape "
+                f"{list(self.kept.shape)}"
             )
         flat: NDArray[Any] = array[self.kept]
         return flat

@@ -33,13 +33,13 @@ def align(
     Args:
         student_model: the student, or a `Pair` with both models.
         teacher_model: the teacher.
-        text: a text. Bytes that are not valid UTF-8 are split into tokens without the normalizer,
-            as in the middle of a longer text.
-        chat: a list of messages, a row with `messages`, or the path of a file with one
-            conversation, as in `render_file`. The conversation is rendered with the student's and
-            with the teacher's chat template.
+        text: a text. Bytes that are not valid UTF-8 are split into tokens as a part of a longer
+            text, without the normalizer.
+        chat: a list of messages, a row with `messages`, or the path of a file with one conversation
+            (see `read_conversations`). The conversation is rendered with the student's and with the
+            teacher's chat template.
         templates: chat templates that replace the templates of the tokenizers.
-        max_comb_len: as in `TokenAligner`.
+        max_comb_len: see `TokenAligner`.
         note: called with each note about the conversation.
 
     Raises:

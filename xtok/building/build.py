@@ -50,8 +50,8 @@ def build(
 ) -> ProjectionMap:
     """Build a projection map from two tokenizers.
 
-    `build` runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` are given,
-    `build` counts the weights on these texts, and smooths the counts towards a map that was counted
+    `build` runs the stages `multitoken`, `reapply_exact` and `sort_cut`. If `texts` is given,
+    `build` counts the weights on the texts, and smooths the counts towards a map that was counted
     on synthetic text. The resulting map has no scale slots.
 
     >>> xtok.build("bytes", "bytes")
@@ -149,9 +149,9 @@ def get_map(
     EventMap(bytes → bytes, 256 and 256 tokens, 256 events)
 
     Args:
-        student_model: as in `build`.
-        teacher_model: as in `build`.
-        config: as in `build`.
+        student_model: see `build`.
+        teacher_model: see `build`.
+        config: see `build`.
         path: the map's file. A different map in this file is replaced. Default: a file in xtok's
             cache folder.
         rebuild: always build the map, and do not wait for other processes.
@@ -160,8 +160,8 @@ def get_map(
         timeout: seconds to wait for another process before building the map.
         note: called with a message if the file is kept or replaced, or if this process waits for
             another process.
-        options: `for_loss` (also `event-kl` or `csd`), `texts`, `field`, `initial` and `progress`,
-            as in `build`.
+        options: `for_loss`, `texts`, `field`, `initial` and `progress`; see `build`. `for_loss` can
+            also be `event-kl` or `csd`.
 
     Returns:
         an `EventMap` for event KL, a `SpellingMap` for CSD, otherwise a `ProjectionMap`.
@@ -175,7 +175,7 @@ def get_map(
     if existing is None:
         mapfile.check_map_output(target, request.kind.SUFFIXES)
         with locked(target, timeout=timeout, note=note):
-            existing, reason = request.find(target)  # another process may have saved it
+            existing, reason = request.find(target)  # another process may have saved the map
             if existing is None:
                 if reason is not None:
                     note(f"{target} exists, and is replaced: {reason}")
@@ -183,7 +183,7 @@ def get_map(
     if strict:  # files contain no reports
         require_complete(request.make())
     note(f"{target} exists, and is kept")
-    student, teacher = request.pair.sides  # use the model names of this call, not those in the file
+    student, teacher = request.pair.sides  # use the model names of this call, not of the file
     return replace(existing, student=student, teacher=teacher)
 
 
@@ -202,7 +202,7 @@ class _Request:
     recipe: Callable[[], Recipe | None]  # returns None for event maps and spelling maps
 
     def find(self, path: Path) -> tuple[AnyMap | None, str | None]:
-        """Return the map in the file, or the reason why it is not the requested map."""
+        """Return the requested map from a file, or the reason why the file does not contain it."""
         if not path.is_file():  # reading a pipe would block
             return None, None
         try:

@@ -65,7 +65,7 @@ def counted_map(
         keys, amounts = map(np.concatenate, zip(pairs, held_out, strict=True))
         text_edges = pair_edges(keys, amounts / unit)
         edges = heaviest(smooth(text_edges, towards, alpha), config.top_k)
-        if further_steps:  # the next step divides counts in proportion to these weights
+        if further_steps:  # the next step divides counts in proportion to the weights
             in_map = edges._replace(weights=edges.weights.astype(np.float32))
             predicted = MapRows.of(in_map, num_rows)
     kind = np.zeros_like(base.row_kind)

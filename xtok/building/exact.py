@@ -23,7 +23,7 @@ from xtok.tokenizers.table import SIDES
 # Options that affect matching
 _MATCHING = "special_tokens", "fuzzy_threshold", *MultitokenConfig.rarely_recorded
 
-# For each stage, the options that the history omits if they have their default values
+# For each stage, the options that the history omits at their default values
 _DEFAULTS_LEFT_OUT = {"multitoken": _MATCHING, "reapply-exact": ("canonicalization",)}
 
 
@@ -151,8 +151,8 @@ def with_exact(
     near[relaxed_rows] = matches.relaxed.teacher_ids
     row_ids, row_near = projection.student_ids, near[projection.student_ids]
     # A row with a near-equivalent keeps its slot, and the near-equivalent gets the remaining
-    # weight. In a map from another program, the slot can be the near-equivalent itself; such a slot
-    # is dropped.
+    # weight. In a map from another program, the near-equivalent can be the slot. Such a slot is
+    # dropped.
     is_slot = projection.is_slot & (projection.teacher_ids != row_near)
     is_kept = ~matches.is_exact[row_ids] & ((row_near < 0) | is_slot)
     kept_edges = projection.edges.take(is_kept)
@@ -191,8 +191,8 @@ def reapply_exact(
         projection: a map or its path.
         pair: the two models of the map. Required if the map contains no tokens, or was built from
             display strings.
-        special_tokens: as in `MultitokenConfig`. Default: the map's value.
-        canonicalization: as in `MultitokenConfig`. Default: the map's value.
+        special_tokens: see `MultitokenConfig`. Default: the map's value.
+        canonicalization: see `MultitokenConfig`. Default: the map's value.
 
     Raises:
         XtokError: if a required pair is missing, or if the pair has other tokens than the map.

@@ -39,7 +39,7 @@ def multitoken(
     In the forward pass, the teacher's tokenizer segments the bytes of each student token. The first
     `max_pieces` pieces get the weights 0.9·0.1^i, normalized. In the reverse pass, the student's
     tokenizer segments each teacher token. Each student piece gets a weight for this teacher token.
-    Rows are then normalized and cut, and get a scale slot, as in X-Token (arXiv 2605.21699).
+    Finally, rows are normalized and cut, and get the scale slot of X-Token (arXiv 2605.21699).
 
     >>> projection = xtok.multitoken(xtok.load_pair("bytes", "bytes"))
     >>> projection["a"].entries

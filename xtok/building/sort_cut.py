@@ -19,7 +19,7 @@ from xtok.maps.records import StageReport
 def sort_cut(projection: MapLike, config: SortCutConfig | None = None) -> ProjectionMap:
     """Cut each row to its `top_k` heaviest entries, and normalize the row.
 
-    A scale slot counts as one of the `top_k` entries and stays last. Rows with at most `top_k`
+    A scale slot is included in the `top_k` entries, and stays last. Rows with at most `top_k`
     entries do not change.
 
     >>> near = xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")

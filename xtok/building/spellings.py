@@ -24,7 +24,7 @@ def spellings(
     """Build a spelling map for Common-Support Distillation (CSD).
 
     A student token and a teacher token with the same bytes or role form a shared pair. For every
-    other token, the other tokenizer encodes the token's bytes as in the middle of a text.
+    other token, the other tokenizer spells the token's bytes as a part of a longer text.
 
     >>> xtok.spellings("bytes", "bytes")
     SpellingMap(bytes → bytes, 256 and 256 tokens, 256 shared)
@@ -47,7 +47,7 @@ def spellings(
 
 
 def partners_or_pieces(pair: Pair, partners: Ids, ids: Ids, progress: Progress = silent) -> Pieces:
-    """Return the partner of each student token, or the token's pieces if it has no partner.
+    """Return the partner of each student token, or the pieces of a token without a partner.
 
     `partners`, int64 `[V_student]`, contains teacher ids, or −1 for tokens without a partner. Only
     tokens in `ids` (ascending) are spelled.

@@ -21,9 +21,9 @@ from xtok.errors import XtokError
 
 
 def make_app(names: Iterable[str] = COMMANDS, *, only_described: bool = False) -> typer.Typer:
-    """Return the Typer app with these commands.
+    """Return the Typer app with the commands `names`.
 
-    With `only_described`, the app can print the overview, but it cannot run commands.
+    With `only_described`, the app can print the overview, but cannot run commands.
     """
     app = typer.Typer(
         name="xtok",
@@ -63,7 +63,7 @@ class _Group(TyperGroup):
         help.print_commands(self, ctx)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _usage_errors():  # an error in the options of `xtok` itself
+        with _usage_errors():  # an error in the options of the command `xtok`
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
@@ -87,7 +87,7 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
             hint = f"put -- before a text or token that begins with a dash; or {hint}"
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
         if extra and Path(extra[1]).is_file():  # the shell expanded an unquoted --text *.txt
-            hint = f"put quotes around a glob, as in --text '*{Path(extra[1]).suffix}'; or {hint}"
+            hint = f"put quotes around a glob, like --text '*{Path(extra[1]).suffix}'; or {hint}"
         console.print_error(XtokError(message, hint=hint))
         raise typer.Exit(error.exit_code) from error
 

@@ -21,8 +21,8 @@ def build(
     for_loss: BuildLoss | None = options.loss_option(
         BuildLoss,
         None,
-        "Use the preset for a loss (p-kl, gold or h-kl). Explicit options override it. Default: "
-        "the recipe of X-Token. For event KL, use `xtok events`.",
+        "Use the preset for a loss (p-kl, gold or h-kl). Explicit options override the preset. "
+        "Default: the recipe of X-Token. For event KL, use `xtok events`.",
     ),
     output: options.StrictOutput,
     text: list[str] = options.text_option("Text from which the map's weights are counted: "),

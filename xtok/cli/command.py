@@ -32,7 +32,7 @@ from xtok.tokenizers.display import to_json
 from xtok.tokenizers.table import SIDES
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells: 128 + SIGINT. After SIGTERM, it is 143."""
+"""Exit code after Ctrl-C: 128 + SIGINT, like in shells. After SIGTERM, the exit code is 143."""
 
 _QUIET = option(False, "Print only errors on stderr.", flag=True, short="-q", panel=OUTPUT)
 _PANELS_AT_THE_END = {OUTPUT: 1, RARE: 2}
@@ -192,7 +192,7 @@ class Option:
         return checked_value(self.name, value, self.type, self.details)
 
     def as_typed(self, value: Any) -> str:
-        """Format the option with a value as a user would type it."""
+        """Return the option with a value, as text for the command line."""
         if isinstance(value, bool):
             return self.flag if value else f"--no-{self.flag[2:]}"
         return f"{self.flag} {value}"

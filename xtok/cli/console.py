@@ -56,7 +56,7 @@ def _new_lines(label: str, total: int) -> Callable[..., object]:
 
 
 def _columns() -> int:
-    """Return the width of stderr's terminal, or 0 if it is unknown."""
+    """Return the width of stderr's terminal, or 0 if the width is unknown."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(sys.stderr.fileno()).columns
     return 0

@@ -23,7 +23,7 @@ def evaluate(
     for_loss: BuildLoss | None = options.loss_option(
         BuildLoss,
         None,
-        "Judge and rank the maps for this loss. Default: judge them for P-KL.",
+        "Judge and rank the maps for this loss. Default: judge the maps for P-KL.",
     ),
     json: bool = options.json_option(
         "student, teacher, measures, event_measures, verdicts, classes, worst_rows, num_bytes, "
@@ -35,8 +35,8 @@ def evaluate(
     """Measure maps on text, and print a verdict for each: good, usable or bad.
 
     Use text that was not used to build the maps. For projection maps, the command prints
-    cross-entropy and coverage. For event maps, it prints the leak: the share of shared token
-    boundaries at which the student's and the teacher's token belong to different events.
+    cross-entropy and coverage. For event maps, the command prints the leak: the share of shared
+    token boundaries at which the student's and the teacher's token belong to different events.
 
     Example: xtok evaluate map.safetensors STUDENT TEACHER --text 'corpus/*.txt'
     """

@@ -29,7 +29,7 @@ def events(
     """Build an event map (default), or a spelling map (--for csd).
 
     An event map groups the tokens of both vocabularies for training with event KL. A spelling map
-    is for CSD. It contains the spellings of each model's tokens in tokens of the other model.
+    is for CSD. The map contains the spellings of each model's tokens in tokens of the other model.
 
     Example: xtok events meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o events.safetensors
     """

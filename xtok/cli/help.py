@@ -37,7 +37,7 @@ ALL = "--help-all"
 def describe_command(name: str) -> tuple[str, str]:
     """Return a command's description and its example.
 
-    They are read from the source code, because importing all commands takes much longer.
+    The function parses the source code, because importing all commands takes much longer.
     """
     module = Path(__file__).with_name(f"{name.replace('-', '_')}.py")
     nodes = ast.parse(module.read_text(encoding="utf-8")).body

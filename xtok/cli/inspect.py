@@ -46,8 +46,8 @@ def inspect(
     """Show an overview of a map, some of its rows, or its differences from another map.
 
     If both models are given, the command also shows how the other model spells each token. For an
-    event map, the command shows the tokens that share an event. For a spelling map, it shows the
-    spellings of tokens.
+    event map, the command shows the tokens that share an event. For a spelling map, the command
+    shows the spellings of tokens.
 
     Example: xtok inspect map.safetensors 201 ' the'
     """

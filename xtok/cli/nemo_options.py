@@ -1,7 +1,7 @@
 """Support NeMo-RL's command lines: translate its options, and use its file names.
 
 xtok accepts the option names of NeMo-RL's `tools/x_token` (commit 7ea279a) as hidden options. If a
-command line contains one of them, xtok also uses NeMo-RL's file names, because NeMo-RL's scripts
+command line contains such an option, xtok also uses NeMo-RL's file names, because NeMo-RL's scripts
 guess the name of the preceding step's output.
 """
 
@@ -32,7 +32,7 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
 
 _OUTPUT_OPTIONS = ("data_dir", "output_dir", "output_filename")
 
-# NeMo-RL's option → the xtok options that it sets, with their values. `...` stands for the typed
+# NeMo-RL's option → the xtok options that replace it, with their values. `...` stands for the typed
 # value, and None for xtok's default. A command that replaces a NeMo-RL tool accepts an alias if the
 # command has all options that the alias sets.
 ALIASES: Mapping[str, Mapping[str, Any]] = {
@@ -73,8 +73,8 @@ _NAMES: Mapping[str, str] = {
 }
 _FOLDER = "cross_tokenizer_data"
 
-# Options with the same name in NeMo-RL and xtok. xtok users rarely need them, so a command line
-# that contains one is treated as a NeMo-RL command line.
+# Options with the same name in NeMo-RL and xtok. xtok users rarely need these options, so a command
+# line with such an option is treated as a NeMo-RL command line.
 _TYPICAL = {"multitoken": "num_examples"}
 
 
@@ -234,7 +234,7 @@ def clean_name(model: str) -> str:
 
 
 def refined_name(source: Path, stage: str, projection: ProjectionMap) -> str:
-    """Return the file name of a refined map. A `.pt` file gets the same suffix as in NeMo-RL."""
+    """Return the file name of a refined map. A `.pt` file gets the suffix that NeMo-RL adds."""
     if source.suffix != ".pt":
         return map_name(projection, stage)
     if stage == "reapply-exact":

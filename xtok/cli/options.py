@@ -57,8 +57,8 @@ def map_option(help: str, default: Any = None, **extra: Any) -> Any:
 MAP_HELP = "A map: .safetensors, NeMo-RL's .pt, or hf:OWNER/NAME/FILE on the hub."
 MAP = map_option(MAP_HELP, ..., argument="MAP")
 BACK_MAP_FILE = map_option(
-    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: build it once and "
-    "cache it.",
+    "Map from the teacher to the student (xtok build TEACHER STUDENT). Default: xtok builds "
+    "and caches this map.",
     name="map",
     panel=MAIN,
 )
@@ -81,7 +81,7 @@ def get_back_map(pair: Pair, path: Path | None) -> Path | ProjectionMap:
         note(f"the map from the teacher to the student is not cached: {error}")
         return xtok.build(back, config=BACK_MAP, progress=progress)
     if not notes:
-        note("built the map from the teacher to the student; later runs reuse it")
+        note("built the map from the teacher to the student; later runs reuse the map")
     return back_map
 
 
@@ -115,7 +115,7 @@ def text_option(help: str, *, required: bool = False, **extra: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Widths(Config):
-    """Widths of the models' logits. They are also the numbers of rows and columns of a map."""
+    """Widths of the models' logits, which are also the numbers of rows and columns of a map."""
 
     panel = RARE
     student_vocab_size: int | None = option(
@@ -397,14 +397,14 @@ class ExistingMap(Config):
     skip_existing: bool = option(
         False,
         "Keep an existing output that has the same tokenizers, options and texts. Otherwise, one "
-        "process builds it, and other processes wait.",
+        "process builds the output, and other processes wait.",
         flag=True,
         panel=OUTPUT,
     )
     timeout: float = option(
         DEFAULT_TIMEOUT,
-        "Seconds to wait for another process that builds the same file, before this process builds "
-        "it.",
+        "Seconds to wait for another process that builds the same file. Then this process builds "
+        "the file.",
         min=0,
         needs={"skip_existing": True},
         panel=RARE,

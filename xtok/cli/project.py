@@ -48,8 +48,8 @@ def project(
     """Convert a teacher's stored log-probabilities to log-probabilities of the student's tokens.
 
     If the file has a column `messages` or `text`, the student's tokenizer encodes this column.
-    Otherwise, it encodes the text of the teacher's ids. An interrupted run resumes where it
-    stopped.
+    Otherwise, the student's tokenizer encodes the text of the teacher's ids. After an interruption,
+    the same command resumes the run.
 
     Example: xtok project teacher.parquet STUDENT TEACHER -o student.parquet
     """

@@ -58,8 +58,8 @@ def render(
     )
     if result.teacher_differs:
         console.print_note(
-            f"teacher_messages of {result.teacher_differs:,} conversations are not written "
-            f"({result.extra_tokens:,} additional tokens)"
+            f"the output contains no teacher_messages ({result.teacher_differs:,} conversations, "
+            f"{result.extra_tokens:,} additional tokens)"
         )
     console.print_notes(f"{note} (conversations: {n:,})" for note, n in result.notes.items())
     if target is not None:

@@ -33,8 +33,8 @@ def report(
     """Write an HTML page about a map.
 
     The page lists suitable losses, rows and token classes, and has a search for tokens. If the
-    models are given, the page also shows sentences in both tokenizations. With --text, it shows the
-    map's quality and a verdict.
+    models are given, the page also shows sentences in both tokenizations. With --text, the page
+    also shows the map's quality and a verdict.
 
     Example: xtok report map.safetensors -o report.html
     """

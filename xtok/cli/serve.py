@@ -18,9 +18,9 @@ class ServeOptions(ServeConfig):
 
     teacher_system: str | None = option(
         None,
-        "File with a system text that only the teacher reads. It replaces the system text of "
-        "conversations and precedes other sequences. A request can override it with its field "
-        "teacher_system.",
+        "File with a system text that only the teacher reads. The text replaces a conversation's "
+        "system text and precedes other texts. The field teacher_system of a request overrides "
+        "the text.",
         metavar="FILE",
         parser=lambda path: read_text(Path(path).expanduser(), "the system text").strip(),
     )
@@ -44,7 +44,7 @@ def serve(
 
     Trainers send student ids in the protocol of vLLM or SGLang. xtok requests the scores of the
     same text from the teacher's own server, and converts them to the student's tokens. When the
-    server is ready, the command prints its address. SIGTERM stops it.
+    server is ready, the command prints its address. SIGTERM stops the server.
 
     Example: xtok serve STUDENT TEACHER --teacher-url http://localhost:8000
     """

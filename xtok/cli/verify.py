@@ -19,7 +19,7 @@ def verify(
     json: bool = options.json_option("path, failed (names of the failed checks), checks"),
     widths: options.Widths,
 ) -> None:
-    """Check a map file. If the models are given, also compare the map with them.
+    """Check a map file. If the models are given, also compare the map with the models.
 
     Run this command before training, and after copying or editing a map. The exit code is 3 if a
     check fails.

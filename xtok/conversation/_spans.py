@@ -165,7 +165,7 @@ class Spans:
         ends = np.flatnonzero(self._control[slice(*tokens_after)])
         if len(ends):
             byte = int(self._bounds[tokens_after[0] + int(ends[-1]) + 1])
-            # Some control tokens include the white space after them, even in the next turn.
+            # Some control tokens include the following white space, even in the next turn.
             end = max(end, min(int(np.searchsorted(self._byte_offsets, byte, side="left")), limit))
         else:  # no control token ends the turn
             end = max(end, start + len(self._text[start:limit].rstrip()))
@@ -203,9 +203,9 @@ class Spans:
     def _header_end(self, start: int, first: int, header: str) -> int:
         """Return the position where a turn's header ends, or -1.
 
-        `first` is the start of the message. The header starts before `first`, but can end after it
-        if both the header and the message contain `<think>`. If the turn contains less than half of
-        `header`, the result is -1.
+        `first` is the start of the message. The header starts before `first`. It can end after
+        `first` if both the header and the message contain `<think>`. If the turn contains less than
+        half of `header`, the result is -1.
         """
         header = header.lstrip() or header  # white space can belong to the previous turn
         pieces = _PIECES.findall(header)
@@ -219,10 +219,11 @@ class Spans:
         return -1
 
     def whole(self, index: int) -> tuple[int, int] | None:
-        """Return a message's turn, or the range of its characters if it has no turn.
+        """Return a message's turn, or the range of the message's characters.
 
-        Messages outside the template's loop have no turn. If such a message is the only message
-        before the first turn, its range is all text before that turn.
+        Messages outside the template's loop have no turn, so the method returns their range. If
+        such a message is the only message before the first turn, its range is all text before that
+        turn.
         """
         runs = self._message_runs.get(index)
         if self._turns[index] is not None or not runs:
@@ -234,7 +235,7 @@ class Spans:
 
 
 def written_header(rendering: Rendering, messages: Sequence[Message]) -> str:
-    r"""Find the header of the last answer by comparing it with the header of another role.
+    r"""Find the header of the last answer by a comparison with the header of another role.
 
     If an answer starts with `<|im_start|>assistant\n<think>` and a user message starts with
     `<|im_start|>user\n`, the header is `<|im_start|>assistant\n`.

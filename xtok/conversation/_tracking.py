@@ -1,4 +1,4 @@
-"""Define strings, lists and objects that record the message from which they were copied."""
+"""Define strings, lists and objects that record the message from which each value was copied."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def origin_of(value: Any) -> tuple[int, KeyPath] | None:
 def to_json_types(value: Any, *, arrays: bool = False) -> Any:
     """Convert nested dataclasses and pydantic models to dicts, as Transformers does.
 
-    Arrays in tool calls become lists. Other arrays are kept, because they can be images.
+    Arrays in tool calls become lists. Other arrays are kept, because an array can be an image.
     """
     if isinstance(value, np.generic) or (arrays and isinstance(value, np.ndarray)):
         return value.tolist()
@@ -209,7 +209,7 @@ def track(value: Any, message: int, path: KeyPath) -> Any:
         copy = TrackedObject({k: track(v, message, (*path, k)) for k, v in value.items()})
     elif isinstance(value, (list, tuple)):
         copy = TrackedItems(track(v, message, (*path, i)) for i, v in enumerate(value))
-    else:  # an image or array; templates only test whether it exists
+    else:  # an image or array; templates only test whether the value exists
         return f"<{type(value).__name__}>"
     copy._message, copy._path = message, path
     return copy

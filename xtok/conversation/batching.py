@@ -119,7 +119,7 @@ def unpad(batch: Mapping[str, Any], *, mask: str = "attention_mask") -> list[dic
         if name == mask:
             continue
         if len(rows) != len(is_token):
-            raise ValueError(f"{name} has {len(rows)} rows, expected {len(is_token)}, like {mask}")
+            raise ValueError(f"{name} has {len(rows)} rows, but {mask} has {len(is_token)} rows")
         is_padded = _is_padded(rows, is_token.shape)
         for sample, row, start, length in zip(samples, rows, starts, lengths, strict=True):
             sample[name] = row[start : start + length] if is_padded else row

@@ -60,7 +60,7 @@ def read_conversations(path: Path) -> Iterator[ChatRecord]:
 
     A conversation is a list of messages, or an object with `messages` and optionally `tools`,
     `documents`, `system` (a string) and `chat_template_kwargs`. The file is JSON (one conversation
-    or an array of conversations), JSON Lines, or Parquet with columns of these names. A file
+    or an array of conversations), JSON Lines, or Parquet with the object's keys as columns. A file
     without the suffix `.jsonl`, `.ndjson` or `.parquet` can be JSON or JSON Lines. The first
     conversation is read before the function returns.
 

@@ -1,4 +1,4 @@
-"""Find the values of a conversation that a template omits, and report them.
+"""Find and report the values of a conversation that a template omits.
 
 A leaf is a single value in messages, tools or documents: a string, a number, or an item of a
 content list. Tracked characters show which strings are in the text. For other leaves, the
@@ -28,9 +28,9 @@ METADATA_KEYS = frozenset([
     "id", "idx", "index", "info", "lang", "language", "license", "meta", "metadata", "model",
     "score", "source", "split", "subset", "timestamp", "topic", "type", "url", "uuid", "version",
 ])  # fmt: skip
-"""Keys that describe a row or a message. A template can omit these keys without a note."""
+"""Keys that describe a row or a message. If a template omits such a key, there is no note."""
 WEIGHT_KEYS = ("weight", "loss_mask", "train")
-"""Keys that include a message in training (value 1) or exclude it from training (value 0)."""
+"""Keys that include a message in training (value 1) or exclude the message (value 0)."""
 _SPOKEN = re.compile(
     r"content|tool_calls|function_call|"
     r"(\w+_)?(reason(ing)?|thinking|thoughts?)(_(content|details|process|steps|text|trace))?"
@@ -239,7 +239,7 @@ def _leaves(value: Any, path: KeyPath) -> Iterator[_Leaf]:
     elif not isinstance(value, (str, bool, int, float, type(None))):
         raise XtokError(
             f"{_Leaf(path, value).location} is a {type(value).__name__}, which is not a JSON type",
-            hint="use text, numbers, lists and objects; array.tolist() returns a list",
+            hint="convert the value to a JSON type, for example with array.tolist()",
         )
     elif value is not None and str(value).strip():
         yield _Leaf(path, value)
@@ -278,7 +278,7 @@ class _LeafCheck:
         return self._renderer.render(messages, tools=tools, variables=variables)
 
     def up_to(self, index: int) -> _LeafCheck | None:
-        """Return a check of the messages up to `index`, or None if they cannot be rendered."""
+        """Return a check of the messages up to `index`, or None if rendering fails."""
         until = {**self.inputs, "messages": self.inputs["messages"][: index + 1]}
         with suppress(XtokError):
             return _LeafCheck(self._renderer, until, self._render(until))
@@ -288,8 +288,8 @@ class _LeafCheck:
         """Check all leaves that have no tracked characters, with only two renderings.
 
         The first rendering searches the text for a unique value of each leaf. The second rendering
-        changes all leaves that were not found. If the text stays the same, the template uses none
-        of them.
+        changes all leaves that were not found. If the text stays the same, the template does not
+        use any of the changed leaves.
         """
         untraced = [leaf for leaf in leaves if not self.has_trace(leaf)]
         if len(untraced) < 2:

@@ -1,4 +1,4 @@
-"""Convert ids back to a conversation, and verify the result by rendering it again."""
+"""Convert ids back to a conversation, and verify the conversation by rendering it again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_STEPS = 10_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadBack:
-    """A conversation that was parsed from ids. `render` converts it back to the text of the ids."""
+    """A conversation that was parsed from ids. `render` writes the text of the ids again."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -51,7 +51,7 @@ class ReadBack:
 
 
 class _UnclearError(Exception):
-    """Raised if it is uncertain whether an argument of a call is a string or JSON."""
+    """Raised if an argument of a call could be a string or JSON."""
 
 
 class _Slot(NamedTuple):
@@ -70,7 +70,7 @@ _MARKS = re.compile(r"(?P<key>zkey\d)|(?P<tool>ztool\d)")
 
 
 class _Piece(NamedTuple):
-    """A text that the template writes, and the slot that follows it."""
+    """A text that the template writes, and the slot that follows the text."""
 
     symbols: str
     slot: _Slot  # slot after the text
@@ -79,7 +79,7 @@ class _Piece(NamedTuple):
 
 
 _Steps: TypeAlias = tuple[tuple[_Piece, Any], ...]
-"""The pieces of a text, each with the value of the slot after it."""
+"""The pieces of a text, each with the value of the slot after the piece."""
 
 
 def read_back(
@@ -89,21 +89,22 @@ def read_back(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> ReadBack | None:
-    """Find the conversation that renders to these ids, or return None if it is uncertain.
+    """Find the conversation that renders to the given ids. Return None if the result is uncertain.
 
     xtok renders small sample conversations to find the texts that the template writes between
-    messages. The ids are split at these texts:
+    messages. The ids are split at the texts between messages:
 
         ids         <s>[user] Hi<end>[assistant] Yes<end>
         template    <s>[user] ..<end>[assistant] ...<end>
         messages              Hi                 Yes
 
-    These messages are rendered again. The rendering must have the same control tokens and bytes as
-    the ids. Other tokens can differ, because a model can write the same text with other tokens.
+    xtok renders the resulting messages again. The rendering must have the same control tokens and
+    bytes as the ids. Other tokens can differ, because a model can write the same text with other
+    tokens.
 
     The last message can be truncated, and the ids can end with a generation prompt. The template's
     default system message is not returned. A system message inside a user message stays part of the
-    user message. `template` and `variables` are as in `render`. If `variables` lacks
+    user message. For `template` and `variables`, see `render`. If `variables` lacks
     `enable_thinking`, xtok also tries the value False.
     """
     return next(readings(tokenizer, ids, template=template, variables=variables), None)
@@ -116,7 +117,7 @@ def readings(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Iterator[ReadBack]:
-    """Yield the conversations that render to these ids. Complete conversations come first.
+    """Yield the conversations that render to the given ids. Complete conversations come first.
 
     An empty thought belongs to the answer or, if `enable_thinking` is False, to the generation
     prompt. For each value of `enable_thinking`, there is at most one complete conversation.
@@ -228,7 +229,7 @@ def _find_pieces(
 def _rendering_pieces(
     renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    """Yield the texts between the values of a rendering, each with the slot before it.
+    """Yield the texts between the values of a rendering, each with the preceding slot.
 
         text     <s>[user] words<end>[assistant] words<end>
         pieces   <s>[user]      <end>[assistant]      <end>
@@ -317,7 +318,7 @@ def _rendered_keys(text: str, runs: Sequence[Run]) -> Iterator[Run]:
             yield Run(mark.start(), mark.end(), runs[index].message, path, 0)
 
 
-# Split the ids into these pieces
+# Split the ids into pieces
 
 
 def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tuple[_Steps, bool]]:
@@ -348,9 +349,10 @@ def _split(pieces: Mapping[_Slot, Sequence[_Piece]], text: str) -> Iterator[tupl
 def _best_steps(
     candidates: Sequence[tuple[int, _Piece, Any]], text: str, piece: _Piece, before: _Steps
 ) -> Iterator[tuple[_Piece, int, _Steps]]:
-    """Yield the best next steps: the piece that starts first, then the end of the text.
+    """Yield the best next steps, in the order in which to try the steps.
 
-    If several pieces start first, only the longest piece is used. With other pieces, an unsupported
+    The step to the piece that starts first comes before the step to the end of the text. If
+    several pieces start first, only the longest piece is used. With other pieces, an unsupported
     call could become an answer.
     """
     best = min(((end, -len(following.symbols)) for end, following, _ in candidates), default=None)

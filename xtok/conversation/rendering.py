@@ -1,4 +1,4 @@
-r"""Render a conversation once, encode it once, and mark the assistant's tokens.
+r"""Render and encode a conversation once, and mark the assistant's tokens.
 
 Rendering has four steps:
 
@@ -66,8 +66,8 @@ BLOCK_IN_PROMPT = (
     "a generation block starts within the prompt; the part in the prompt is not a target"
 )
 NOT_GENERATED = "an answer is outside the template's generation blocks, so it has no targets"
-NO_ANSWERS = "the conversation has no assistant message to train on, so it has no targets"
-NO_TARGETS = "the chat template writes nothing for an answer, so it has no targets"
+NO_ANSWERS = "the conversation has no targets, because it has no assistant message to train on"
+NO_TARGETS = "an answer has no targets, because the chat template writes nothing for the answer"
 _DATED = "the template writes today's date"
 _PROBE = ({"role": "user", "content": "x"},)
 
@@ -83,7 +83,7 @@ class Renderer:
     add_generation_prompt: bool = False
 
     def resolve_template(self) -> str | PromptFormat:
-        """Return the Jinja source or the prompt format, as in `find_template`."""
+        """Return the Jinja source or the prompt format; see `find_template`."""
         return find_template(self.tokenizer, self.template, tools=bool(self.tools))
 
     def source(self) -> str:
@@ -92,7 +92,7 @@ class Renderer:
         return template.template if isinstance(template, PromptFormat) else template
 
     def conversation(self, messages: Any) -> Conversation:
-        """Render and encode messages, and check that no value is dropped, as in `render`."""
+        """Render and encode messages, and check for dropped values; see `render`."""
         renderer, messages = _prepare(self, messages)
         rendering = renderer.render(messages)
         notes = [*unread_leaves(renderer, messages, rendering), *_variable_notes(renderer)]
@@ -100,7 +100,7 @@ class Renderer:
         return replace(chat, notes=(*chat.notes, *dict.fromkeys(notes)))
 
     def render(self, messages: Sequence[Message], **changes: Any) -> Rendering:
-        """Render messages without encoding them. `changes` overrides options of this renderer."""
+        """Render messages to text. `changes` overrides options of this renderer."""
         if changes:
             return replace(self, **changes).render(messages)
         tokenizer, template, source = self.tokenizer, self.resolve_template(), "the chat template"
@@ -128,9 +128,9 @@ class Conversation:
     the assistant's text, tool calls and end-of-turn token, but not the header. If the template
     writes no end-of-turn token, the mask includes the eos token that starts the next turn.
 
-    If the template has `{% generation %}` blocks, they define the mask, as in Transformers. Unlike
-    in Transformers, a token that starts before a block and ends inside it is not a target, because
-    the prompt already contains this token.
+    If the template has `{% generation %}` blocks, the blocks define the mask, as in Transformers. A
+    token that starts before a block and ends inside the block is not a target, because the prompt
+    already contains this token. In Transformers, such a token is a target.
     """
 
     text: str
@@ -177,8 +177,8 @@ def render(
 ) -> Conversation:
     """Render and encode a conversation, and locate its messages and targets.
 
-    If a message contains the name of a control token, the name is encoded as this token, as in
-    Transformers. If the template drops a value, the result is an error or a note.
+    If a message contains the name of a control token, the name is encoded as this control token.
+    Transformers does the same. If the template drops a value, the result is an error or a note.
 
     Args:
         tokenizer: the tokenizer of the model.
@@ -186,8 +186,8 @@ def render(
             a target if its `weight`, `loss_mask` or `train` is 0.
         tools: JSON schemas (dicts or JSON strings) or functions.
         add_generation_prompt: append the generation prompt, which is not a target.
-        template: a file, Jinja source, the name of a format (`FORMATS`), or the name of one of the
-            tokenizer's templates. The default is the tokenizer's template.
+        template: a file, Jinja source, the name of a format (`FORMATS`), or the name of a template
+            of the tokenizer. The default is the tokenizer's template.
         variables: other template variables, such as `{"enable_thinking": False}` or `documents`.
 
     Raises:
@@ -204,7 +204,7 @@ _KNOWN_ROLES = ("assistant", "user", "system", "developer", "tool")
 def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str, Any]]]:
     """Convert messages, tools and documents to JSON types.
 
-    If a role gives the same text as the role `assistant`, it is replaced by `assistant`.
+    `assistant` replaces every role that gives the same text as the role `assistant`.
     """
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
@@ -247,7 +247,7 @@ class Targets:
         rendering: Rendering,
         tokens: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Find the targets. `tokens` contains the ids and bounds of the text, if known."""
+        """Find the targets. `tokens` is the text's ids and bounds; None encodes the text."""
         self._renderer, self._messages, self._rendering = renderer, messages, rendering
         self._ids, self._bounds = tokens or renderer.tokenizer.encode(rendering.text)[:2]
         table, self._bytes = renderer.tokenizer.table, rendering.text.encode()
@@ -409,7 +409,10 @@ class Targets:
         return f"{_DATED}, and no variable can replace it"
 
     def _find_headers(self, assistant: Sequence[int]) -> dict[int, tuple[str, bool]]:
-        """Return each answer's header ("" if unknown), and whether it is a generation prompt."""
+        """Return the header of each answer, and whether the header is a generation prompt.
+
+        An unknown header is "".
+        """
         previous = {i: self._messages[max(0, i - 1)] for i in assistant}
         of_role = {m["role"]: m for m in (*previous.values(), *_PROBE) if previous}
         prompts = {role: self._prompt_after(message) for role, message in of_role.items()}
@@ -448,7 +451,7 @@ def tool_suffix(
     template: str | Path | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> NDArray[np.int32]:
-    """Return the ids of tool messages and of the generation prompt after them.
+    """Return the ids of tool messages and of the following generation prompt.
 
     The ids start after the answer's end-of-turn token. If the template writes this token only at
     the start of the next turn (GLM 4.5), the ids start with this token. The next prompt is
@@ -457,17 +460,17 @@ def tool_suffix(
     Args:
         tokenizer: the tokenizer.
         messages: tool messages, or a conversation that ends with tool messages. If there are only
-            tool messages, xtok adds a call before them.
+            tool messages, xtok inserts a call before the tool messages.
         tools: JSON schemas of the tools.
-        template: as in `render`.
-        variables: as in `render`.
+        template: see `render`.
+        variables: see `render`.
 
     Returns:
         int32 `[T]`.
 
     Raises:
-        XtokError: as in `render`, or if the answer ends inside a token or continues after the tool
-            messages.
+        XtokError: if the answer ends inside a token or continues after the tool messages, or for
+            the same reasons as `render`.
         ValueError: if `messages` is empty.
     """
     messages = message_dicts(messages)
@@ -526,7 +529,7 @@ def is_prefix_preserving(
     `is_chat_template_prefix_preserving`.
 
     Raises:
-        XtokError: as in `render`.
+        XtokError: for the same reasons as `render`.
     """
     renderer = Renderer(tokenizer, template, variables or {})
     tool = {"role": "tool", "name": "dummy", "content": "dummy"}
@@ -559,8 +562,8 @@ def find_template(
                 return templates[name]
         problem = f"{tokenizer.vocabulary.model_id} has no chat template"
         if templates:
-            problem += f" named default; it has {', '.join(templates)}"
-            hint = f"use one of these names, or {hint.removeprefix('give ')}"
+            problem += f" named default, only {', '.join(templates)}"
+            hint = f"give one of the existing names, or {hint.removeprefix('give ')}"
         raise ChatTemplateError(problem, hint=hint)
     if template in templates:
         return templates[str(template)]

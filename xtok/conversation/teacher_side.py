@@ -25,7 +25,7 @@ _VALUE_NAMES = {"teacher_messages": "messages", "teacher_context": "a text"}
 
 
 class SideText(NamedTuple):
-    """The text of the student or a teacher, and an optional context before it."""
+    """The text of the student or a teacher, and an optional context before the text."""
 
     text: str
     context: str = ""
@@ -150,7 +150,7 @@ def _answer_bytes(value: Any) -> bytes:
 
 
 def drop_answer(messages: Any) -> ChatRecord:
-    """Return the conversation without its final answer, if it ends with an answer."""
+    """Remove the last message of a conversation if this message is an answer."""
     chat = chat_record(messages, "the teacher's prompt")
     turns = _message_dicts(chat)
     end = len(turns) - (turns[-1]["role"] == "assistant")

@@ -12,14 +12,14 @@ from xtok._lib.parsing import json_problem, parse_json
 from xtok.conversation.formats import FORMATS
 from xtok.errors import ChatTemplateError
 
-TEMPLATE_HINT = f"give a Jinja file with {{option}}, or one of {', '.join(FORMATS)}"
+TEMPLATE_HINT = f"give a Jinja file with {{option}}, or one of the formats {', '.join(FORMATS)}"
 
 _JSON = re.compile(r'\s*(\{\s*["}]|\[\s*(["\]]|\{\s*["}]))')  # Jinja begins with {{, {% or {#
 _JINJA = re.compile(r"\{[{%]")
 
 
 def template_source(template: str | Path) -> str:
-    """Return the Jinja source of a template. `template` is a file or the source itself.
+    """Return the Jinja source of a template. `template` is a file or the Jinja source.
 
     A string that contains `{` is source, unless a file with this name exists. In a JSON file such
     as `tokenizer_config.json`, the template is the value of `chat_template`.

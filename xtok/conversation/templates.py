@@ -172,7 +172,7 @@ def _is_deep(value: Any, levels: int = _MAX_DEPTH) -> bool:
 def _add_reasoning_names(message: TrackedObject) -> TrackedObject:
     reasoning = next((message[name] for name in REASONING_KEYS if name in message), None)
     if reasoning is not None:
-        # Same key order as in Transformers, because templates can write `message | tojson`.
+        # Templates can write `message | tojson`, so the key order is the same as in Transformers.
         items = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         message.clear()
         message.update(items)
@@ -202,7 +202,7 @@ def _tool_schema(tool: Any) -> Any:
     return tool
 
 
-_TOOLS_HINT = 'write them as [{"type": "function", "function": {"name": …}}, …]'
+_TOOLS_HINT = 'write tools as [{"type": "function", "function": {"name": …}}, …]'
 
 
 def _tools_error(value: Any) -> XtokError:
@@ -403,7 +403,7 @@ def _compile(template: str, source: str) -> tuple[jinja2.Template, bool]:
             problem = f"line {error.lineno}: {error.message}"
         raise ChatTemplateError(
             f"{source} is not a Jinja template: {problem or type(error).__name__}",
-            hint="fix it, or use another template with {option}",
+            hint="fix the template, or use another template with {option}",
         ) from error
     compiled = jinja2.Template.from_code(_SANDBOX, code, _SANDBOX.make_globals(None))
     return compiled, tree.find(nodes.Scope) is not None  # body of a `{% generation %}` block

@@ -30,7 +30,7 @@ class RenderedFile:
     tokens: int
     targets: int  # tokens of the assistant's answers
     teacher_differs: int  # number of conversations with `teacher_messages`
-    extra_tokens: int  # additional tokens in the first teacher's version of these conversations
+    extra_tokens: int  # additional tokens of the first teacher's messages, in total
     notes: dict[str, int]  # note → number of conversations
 
 
@@ -56,7 +56,7 @@ def render_file(
     """Render conversations one by one, and write each `Conversation.record` as a row.
 
     Args:
-        model: the model, as in `load_tokenizer`.
+        model: the model; see `load_tokenizer`.
         chats: a file, or the result of `read_conversations`.
         output: a `.jsonl` or `.parquet` path, or a binary stream for JSON Lines.
         template: a Jinja file or the name of a format. The default is the model's own template.

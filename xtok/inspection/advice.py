@@ -34,7 +34,7 @@ class Advice:
     loss: str  # recommended together with cross-entropy
     map_loss: str | None  # for trainers that require a map; None if no map is needed
     sentence: str
-    commands: tuple[tuple[str, ...], ...]  # commands that create the files of these losses
+    commands: tuple[tuple[str, ...], ...]  # commands that create the map files
     others: tuple[str, ...] = ()  # one sentence about each other loss
 
 
@@ -59,8 +59,8 @@ def advise(
 ) -> Advice:
     """Recommend a loss for a pair.
 
-    `names` are the models' names in the commands (default: the model ids). The advice contains no
-    command that builds one of the existing `maps` again.
+    `names` are the models' names in the commands (default: the model ids). If `maps` contains a map
+    for the loss, the advice contains no command that builds such a map.
     """
     if pair.same:
         columns = f"Compare the first {pair.num_ids:,} columns; the other columns are padding."
@@ -130,7 +130,7 @@ def fits(
 
 
 def p_kl_fit(m: ProjectionMap, verdict: Verdict | None = None) -> Judgement:
-    """Grade a map for P-KL by its rows and, if it was measured on text, by the verdict."""
+    """Grade a map for P-KL by its rows and, if the map was measured on text, by the verdict."""
     if verdict is not None and verdict.grade == "bad":
         return "bad", _sentence(verdict.reason)
     if problems := p_kl_problems(m):
@@ -147,7 +147,7 @@ def _sentence(words: str) -> str:
 
 def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
     if not exact:
-        return "bad", "It compares rows with equal bytes, but the map has no such rows."
+        return "bad", "The loss compares rows with equal bytes, but the map has no such rows."
     missing = pair.numbers.only_student
     if missing > pair.numbers.student / 2:
         summary = f"{missing:,} of {plural(pair.numbers.student, 'multi-digit ASCII number')}"
@@ -155,10 +155,10 @@ def _judge_gold(pair: PairFacts, exact: int) -> Judgement:
     if pair.text is None:
         rows = plural(exact, "row")
         return "note", (
-            f"It compares {rows} with equal bytes. Pass text to measure how often this is wrong."
+            f"The loss compares {rows} with equal bytes. Pass text to measure the error rate."
         )
     leak = pair.text.leak
-    why = f"It compares wrong shared tokens at {percent(leak)} of this text's boundaries."
+    why = f"The loss compares wrong shared tokens at {percent(leak)} of this text's boundaries."
     return "good" if leak <= MOST_LEAK else "usable", why
 
 
@@ -174,12 +174,12 @@ def _judge_h_kl(gold: Judgement, exact: int, heavy: float) -> Judgement:
 
 def _judge_event_kl(pair: PairFacts) -> Judgement:
     if pair.same:
-        return "note", "It needs no map: with one vocabulary, plain KL is enough."
+        return "note", "With one vocabulary, use plain KL, which needs no map."
     if pair.text is None:
-        return "good", "It requires an event map. To measure the leak, pass text and both models."
+        return "good", "Event KL requires an event map. Pass text and models to measure the leak."
     return (
         leak_grade(pair.text.event_leak),
-        "It requires an event map from xtok events. On this text, its "
+        "Event KL requires an event map from xtok events. On this text, the "
         f"{pair.text.num_events:,} events leak at {percent(pair.text.event_leak)} of the "
         f"boundaries and keep {percent(pair.text.event_kept, 0)} of the bits.",
     )

@@ -57,7 +57,7 @@ class ChatTrial:
 
     @property
     def shown_end(self) -> str:
-        """The ids that end an answer, formatted for messages."""
+        """The names of the tokens that end an answer, for messages to the user."""
         shown = " ".join(map(self._table.shown, self.ends)) or "nothing"
         if self.turn_ends or not self.ends:
             return shown
@@ -113,7 +113,7 @@ class ChatTrial:
         """Check that an appended tool message does not change the earlier ids."""
         name = "prefix, tool message"
         if error := self._error(_USER, _EMPTY_CALL, _RESULT):
-            yield Check(name, "note", f"the template rejects these tool messages: {error}")
+            yield Check(name, "note", f"the template rejects tool messages: {error}")
             return
         calls = {"content present": _CALL, "empty": _EMPTY_CALL, "absent": _TOOL_CALL}
         results = {kind: self._keeps(_USER, call, then=_RESULT) for kind, call in calls.items()}

@@ -39,8 +39,8 @@ class WorstRow:
     token: str  # escaped
     starts: int  # number of occurrences at shared boundaries
     excess: float  # the row's part of the cross-entropy above the floor, or of the leak
-    # Most frequent teacher tokens at these boundaries (or in these chunks), with their share and
-    # the map's weight. In event maps, the weight is 1 if both tokens are in one event.
+    # Most frequent teacher tokens at the boundaries (or in the chunks), with their share and the
+    # map's weight. In event maps, the weight is 1 if both tokens are in one event.
     wanted: tuple[tuple[str, float, float], ...]
 
 

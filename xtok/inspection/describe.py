@@ -160,7 +160,7 @@ class ClassCoverage:
     exact: int  # number of rows with a token of equal bytes or role
     empty: int
     mean_entries: float  # entries per non-empty row, without slots
-    slot_share: float  # slots' share of the weight in these rows
+    slot_share: float  # slots' share of the weight in all rows of the class
     teacher_ids: int
     teacher_unreached: int  # teacher tokens that are in no row, or only as a slot
 

@@ -105,7 +105,7 @@ def doctor(
     'plain KL'
 
     Args:
-        student_model: a model as in `load_tokenizer`, a loaded tokenizer, or a pair.
+        student_model: a model (see `load_tokenizer`), a loaded tokenizer, or a pair.
         teacher_model: a second model; None for one model or a pair.
         texts: paths and globs of files with texts or conversations on which the pair is measured.
             The first rows are also compared with the models' own libraries.
@@ -167,15 +167,16 @@ def _text_check(text: TextFacts) -> Check:
 def _context_checks(texts: Paths, field: str) -> Iterator[Check]:
     rows, with_context, ratio = contexts_in(texts, field)
     if with_context:
-        message = f"{with_context:,} of {rows:,} rows have a teacher_context; with it, the teacher "
+        message = f"{with_context:,} of {rows:,} rows have a teacher_context, so the teacher "
         yield Check("teacher_context", "ok", f"{message}reads {ratio:.1f} times as many bytes")
 
 
 def contexts_in(texts: Paths, field: str) -> tuple[int, int, float]:
     """Measure how much `teacher_context` lengthens texts.
 
-    Returns the number of rows, the number of rows with a context, and a ratio: the byte length of
-    these rows with their longest context, divided by their byte length without context.
+    Returns the number of rows, the number of rows with a context, and a ratio. The ratio is the
+    byte length of the rows with a context, each with its longest context, divided by the byte
+    length of the same rows without context.
     """
     rows = with_context = size = num_added = 0
     paths = [path for path in find_texts(texts) if format_of(path) != "text"]
@@ -281,7 +282,7 @@ def _other_reading(tokenizer: Tokenizer) -> str:
         name, reading = other
         rows = zip(texts, *(t.encode_batch(texts) for t in (tokenizer, reading)), strict=True)
     except TokenizerError:
-        return "ids are not compared, because there is no other reader for these files"
+        return "ids are not compared, because no other library reads the tokenizer files"
     differing = [row for row in rows if row[1] != row[2]]
     if not differing:
         return ""
@@ -306,7 +307,7 @@ def _duplicates(table: TokenTable) -> Check:
 
 
 def _round_trips(tokenizer: Tokenizer, advance: Callable[[int], object]) -> dict[str, list[int]]:
-    """Return the ids that change when they are decoded and encoded, by cause."""
+    """Return the ids that decoding and encoding changes, by cause."""
     tokens, texts = tokenizer.table.tokens(), dict[int, str]()
     causes: dict[str, list[int]] = defaultdict(list)
     for token_id, token in enumerate(tokens):

@@ -4,17 +4,17 @@ Both tokenizers encode the text. If a student token s and a teacher token t begi
 a good row W[s] has a high weight for t.
 
 - Cross-entropy: the mean of `-ln((1 - eps) * W[s, t] + eps / V_teacher)`, eps = 1e-3, in nats.
-- Coverage: the share of these positions with W[s, t] > 0. Top-1: the share of these positions where
-  t is the heaviest entry of W[s].
+- Coverage: the share of pairs (s, t) with W[s, t] > 0. Top-1: the share of pairs in which t is the
+  heaviest entry of W[s].
 - Floor: the cross-entropy of the best map for this text, counted on this text and cut to the same
   number of entries per row.
 - Recipe: the cross-entropy of X-Token's map (arXiv 2605.21699) with weights .9, .09, …, both passes
   and exact matches, but without slots.
 - Closed: (recipe - map) / (recipe - floor).
 
-Over chunks, as in P-KL, the prediction is the mean of the rows of all student tokens in a chunk,
-and the loss is the mean over its teacher tokens. Gold and H-KL compare the first tokens at shared
-boundaries.
+For P-KL, maps are measured over chunks: the prediction is the mean of the rows of all student
+tokens in a chunk, and the loss is the mean over the chunk's teacher tokens. Gold and H-KL compare
+the first tokens at shared boundaries.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Evaluation:
     num_bytes: int  # bytes of text
     lost_bytes: int  # bytes that were left out, because the two sides differ there
     differing: int  # documents for which the two sides differ
-    notes: tuple[str, ...]  # notes about the text, for example that it is short
+    notes: tuple[str, ...]  # notes about the text, for example that the text is short
     by_chunk: bool = False  # whether `classes` and `worst_rows` measure losses over chunks
     ranking: Ranking | None = None  # ranking for the requested loss
     verdicts: tuple[Verdict, ...] = ()  # one verdict per map, over all text
@@ -101,7 +101,7 @@ def evaluate(
     Args:
         pair: the maps' pair, with its tokenizers.
         maps: one or more maps of the same kind and pair, or their paths.
-        texts: paths and globs of files with texts or conversations, as in `build`.
+        texts: paths and globs of files with texts or conversations; see `build`.
         names: names of the maps. Default: their paths, or `map 1`, `map 2`, …
         field: the field or column with the text.
         for_loss: the loss for which the maps are judged and ranked.

@@ -1,4 +1,4 @@
-"""Describe event maps and spelling maps, and explain single tokens in these maps."""
+"""Describe event maps and spelling maps, and explain single tokens in a map."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event: the numbers of student tokens and teacher tokens, and the first of these tokens."""
+    """An event: the numbers of student tokens and teacher tokens, and the first tokens."""
 
     number: int
     is_rest: bool  # whether this is the event of all tokens without a link

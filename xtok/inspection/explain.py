@@ -162,11 +162,11 @@ def explain(
 
     Args:
         projection: a map, or its path.
-        tokens: student tokens as text, bytes or ids, as in `Vocabulary.ids_of`.
+        tokens: student tokens as text, bytes or ids (see `Vocabulary.ids_of`).
         pair: the map's pair. If the pair has tokenizers, the result includes each token's pieces in
             the other vocabulary.
         worst: number of worst rows. Default with `token_class` or `kind`: 20.
-        token_class: restrict the worst rows to a class, as in `classes_named`.
+        token_class: restrict the worst rows to a class, such as `digits`.
         kind: restrict the worst rows to a `RowKind`, in lower case.
 
     Raises:

@@ -208,7 +208,7 @@ def _decode_chunks(
 
 
 def token_ids(tokenizer: Tokenizer | None, *roles: str) -> list[int]:
-    """Return a tokenizer's ids that have one of these roles."""
+    """Return a tokenizer's ids that have at least one of the given roles."""
     by_role = {} if tokenizer is None else tokenizer.table.roles
     return [i for role in roles for i in by_role.get(role, ())]
 
@@ -232,7 +232,10 @@ def row_checks(
     rows: Sequence[SideText | ChatRecord],
     templates: Sequence[str | Path | None] = (None, None),
 ) -> Iterator[Check]:
-    """Compare rows with the models' libraries, then align them. No model is needed."""
+    """Compare the ids of the first rows with the models' libraries, and check the alignment.
+
+    No model is needed.
+    """
     sides = {(t, x): s for s, t, x in zip(SIDES, pair.tokenizers, templates, strict=True)}
     for (tokenizer, template), side in sides.items():
         with naming_template(f"{side}_template"):

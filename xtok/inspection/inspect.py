@@ -50,7 +50,7 @@ def inspect(
 
     Args:
         any_map: a map of any kind, or the path of its file.
-        tokens: student tokens to explain, as text, bytes or ids, as in `Vocabulary.ids_of`.
+        tokens: student tokens to explain, as text, bytes or ids (see `Vocabulary.ids_of`).
         config: the part of the map to show.
         pair: the map's pair. If the pair has tokenizers, the result includes each token's pieces in
             the other vocabulary.
@@ -87,7 +87,7 @@ def inspect(
 def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) -> None:
     if [has_tokens, config.is_list, config.classes, has_other].count(True) > 1:
         problem = "tokens, a list of rows, classes and a comparison cannot be combined"
-        raise XtokError(problem, hint="request one of them at a time")
+        raise XtokError(problem, hint="request one of the four parts at a time")
     if config.num_examples is not None and (has_tokens or config.is_list):
         raise XtokError(
             "examples are only available for an overview or a comparison",
@@ -98,7 +98,7 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
         raise XtokError(
             f"{MAP_NAMES[m.KIND]} has no rows; lists, classes and comparisons require projection "
             "maps",
-            hint="omit these options to get an overview, or pass tokens",
+            hint="request an overview, or pass tokens",
         )
 
 

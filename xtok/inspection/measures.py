@@ -42,7 +42,7 @@ class MapLosses:
     cross_entropy: Interval
     recipe: float
     floor: float  # loss of the best map for this text
-    closed: float | None  # position between recipe (0) and floor (1); None if these are too close
+    closed: float | None  # position between recipe (0) and floor (1); None if the two are too close
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,17 +97,17 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
     is_close = losses.closed is None
     is_worse = closed < LEAST_CLOSED or (is_close and value > recipe + SMALLEST_GAP)
     remark = "a counted map usually closes 70% of the gap to the best map"
-    gap = f"it closes {percent(closed, 0)} of the gap between X-Token's recipe and the best map"
+    gap = f"the map closes {percent(closed, 0)} of the gap from X-Token's recipe to the best map"
     numbers = f"{LOSS_INFO[loss].label}: {value:.3f} nats {place}; X-Token's recipe {recipe:.3f}, "
     numbers += f"the best map {losses.floor:.3f}; coverage {percent(m.coverage)}"
     rules: list[tuple[bool, Grade, str]] = [
         (empty > MOST_EMPTY, "bad", f"{percent(empty)} of the text's tokens have an empty row"),
-        (is_worse, "bad", "it predicts the teacher's tokens worse than X-Token's recipe"),
-        (is_close, "good", "it and X-Token's recipe are close to the best map"),
+        (is_worse, "bad", "the map predicts the teacher's tokens worse than X-Token's recipe"),
+        (is_close, "good", "the map and X-Token's recipe are close to the best map"),
         (closed >= GOOD_CLOSED, "good", gap),
         # Gold and H-KL require exact rows, which are not better than the recipe.
-        (loss != "p-kl", "good", "it predicts the teacher's tokens about as well as the recipe"),
-        (closed < -LEAST_CLOSED, "usable", f"it is about as good as X-Token's recipe; {remark}"),
+        (loss != "p-kl", "good", "the map predicts teacher tokens about as well as the recipe"),
+        (closed < -LEAST_CLOSED, "usable", f"the map is about as good as the recipe; {remark}"),
         (True, "usable", f"{gap}; {remark}"),
     ]
     grade, reason = next((grade, reason) for holds, grade, reason in rules if holds)
@@ -117,7 +117,7 @@ def map_verdict(m: MapMeasures, loss: BuildLoss = "p-kl", empty: float = 0.0) ->
 def event_verdict(m: EventMapMeasures) -> Verdict:
     """Grade an event map by its leak (see `EventMap`) on all text."""
     grade = leak_grade(m.leak)
-    reason = f"it leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
+    reason = f"the map leaks at {percent(m.leak, 2)} of the shared boundaries; up to "
     reason += f"{percent(GOOD_LEAK, 0)} is normal, more than {percent(MOST_LEAK, 0)} is too much"
     numbers = f"keeps {percent(m.kept)} of the bits"
     return Verdict(name=m.name, grade=grade, reason=reason, numbers=numbers)

@@ -115,8 +115,8 @@ class PairFacts:
 def pair_facts(
     pair: Pair, text: PairText | None = None, *, progress: Progress = silent
 ) -> PairFacts:
-    """Compare two vocabularies, and measure them and their events on a text."""
-    from xtok.building.spellings import spellings  # `verify` and `inspect` do not need it
+    """Compare two vocabularies, and measure the pair and its events on a text."""
+    from xtok.building.spellings import spellings  # not needed by `verify`
 
     (student, teacher), is_equal = pair.tables, pair.equal_bytes >= 0
     differing = differing_ids(student, teacher)

@@ -48,7 +48,7 @@ class Finding:
     number: str
     text: str
     section: str  # section of the page that contains the details
-    map_number: int | None = None  # 1 or 2 if the finding is about one of two maps
+    map_number: int | None = None  # 1 or 2: number of the map, if there are two maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def examine(
 
     Args:
         maps: one or two maps, or their paths.
-        texts: paths and globs of text, as in `evaluate`.
+        texts: paths and globs of text (see `evaluate`).
         pair: the maps' pair. Pieces, sentences and results on `texts` require the pair's
             tokenizers.
         names: names of the maps on the page.
@@ -198,7 +198,7 @@ def _pair_findings(pair: PairFacts) -> Iterator[Finding]:
         numbers = plural(pair.numbers.student, "multi-digit ASCII number")
         words = f"of {numbers} of the student have no exact counterpart"
         if pair.missing_numbers_text is not None:
-            words += f"; they are {percent(pair.missing_numbers_text, 2)} of the text"
+            words += f"; these numbers are {percent(pair.missing_numbers_text, 2)} of the text"
         yield Finding("note", f"{missing:,}", f"{words}.", "pair")
     if pair.text is not None and (left_out := pair.text.left_out) is not None:
         yield Finding(pair.text.grade, f"{left_out.num_bytes:,}", f"{left_out.reason}.", "quality")
@@ -229,5 +229,5 @@ def _find_unreached(d: Description) -> Finding:
     grade: Grade = "note" if share >= 0.01 else "good"
     words = "of the teacher's tokens are in no row, so the map never predicts them"
     if share >= 0.5 and "counted" not in d.rows_by_kind:
-        grade, words = "usable", f"{words}; a counted map predicts more of them"
+        grade, words = "usable", f"{words}; a counted map predicts more tokens"
     return Finding(grade, number, f"{words}.", "classes")

@@ -1,4 +1,4 @@
-"""`verify`: check a map's invariants, and compare it with its models."""
+"""`verify`: check a map's invariants, and compare the map with its models."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class VocabTable:
             write(target, self._lines())
             return
         if [token.id for token in self.tokens] != [*range(self.vocab_size)]:
-            raise ValueError(".npz requires all tokens sorted by id; write these as .jsonl")
+            raise ValueError(".npz requires all tokens sorted by id; use .jsonl for other lists")
         with atomic_output(target) as temporary, temporary.open("wb") as file:
             np.savez(file, **self._arrays())
 
@@ -109,9 +109,9 @@ def vocab(
     (97, '61', 97, (97,))
 
     Args:
-        student_model: the model, as in `load_tokenizer`, or a pair. For a pair, the student's
-            tokens are listed.
-        tokens: tokens as text, bytes or ids, as in `Vocabulary.ids_of`. Default: all ids.
+        student_model: the model (see `load_tokenizer`), or a pair. For a pair, the student's tokens
+            are listed.
+        tokens: tokens as text, bytes or ids (see `Vocabulary.ids_of`). Default: all ids.
         teacher_model: a second model. Each token then includes the teacher id with the same bytes
             or role, and the spelling in the teacher's tokens.
         progress: called while tokens are spelled.

@@ -133,7 +133,10 @@ def map_order(edges: Edges, last: NDArray[np.bool_] | None = None) -> NDArray[np
 
 
 def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
-    """Sort the edges as in `map_order`, unless they are sorted; weights must be float32."""
+    """Sort edges in the order of `map_order`, unless they are already sorted.
+
+    Weights must be float32.
+    """
     if (edges.student_ids[1:] < edges.student_ids[:-1]).any():
         order = np.argsort(edges.student_ids, kind="stable")
         edges, last = edges.take(order), last[order]
@@ -141,7 +144,7 @@ def in_map_order(edges: Edges, last: NDArray[np.bool_]) -> Edges:
 
 
 def heaviest(edges: Edges, top_k: int) -> Edges:
-    """Keep the `top_k` heaviest edges of each row, normalize them, and sort as in `map_order`.
+    """Keep the `top_k` heaviest edges of each row, normalized and in the order of `map_order`.
 
     >>> edges = Edges(np.array([0, 0, 0]), np.array([5, 6, 7]), np.array([1.0, 3.0, 1.0]))
     >>> heaviest(edges, 2).teacher_ids.tolist(), heaviest(edges, 2).weights.tolist()

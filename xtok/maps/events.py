@@ -74,7 +74,7 @@ def _check_events(m: EventMap) -> None:
         present = np.zeros(num_events, np.bool_)
         present[events] = True
         require(present.all(), f"event {int(np.argmin(present))} has no {side} token")
-    require(m.rest is None or 0 <= m.rest < num_events, f"rest is {m.rest}, which is not an event")
+    require(m.rest is None or 0 <= m.rest < num_events, f"the rest event {m.rest} does not exist")
 
 
 def _check_links(m: EventMap) -> None:

@@ -98,7 +98,7 @@ class StoredMap:
                 file, or if `overwrite` is False and an existing file has other contents.
             ValueError: if the map breaks an invariant.
         """
-        target = check_map_output(path, self.SUFFIXES)  # resolves links, so it precedes `files`
+        target = check_map_output(path, self.SUFFIXES)  # resolves links for `files`
         targets = [check_map_output(file, self.SUFFIXES) for file in self.files(target)]
         self.check()
         contents = dict(zip(targets, self._encode_files(targets[0]), strict=True))
@@ -143,8 +143,10 @@ class StoredMap:
         Args:
             path: a local path, or `hf:OWNER/NAME[@REVISION]/FILE` on the hub. A `.pt` can have any
                 layout of NeMo-RL.
-            student_vocab_size: the width of the student's logits, if the file does not record it.
-            teacher_vocab_size: the width of the teacher's logits, if the file does not record it.
+            student_vocab_size: the width of the student's logits, if the file does not record this
+                width.
+            teacher_vocab_size: the width of the teacher's logits, if the file does not record this
+                width.
             preserve_last: whether the last column contains scale slots. Overrides the file.
             normalize: normalize trained weights; the weights of a `.pt` are always normalized.
 
@@ -192,7 +194,7 @@ class StoredMap:
             )
         loaded, is_whole = unpack(cls, contents.tensors, contents.header)
         if not is_whole:
-            raise InvariantError("digest", "its tensors were changed after it was written")
+            raise InvariantError("digest", "the tensors changed after the file was written")
         return loaded
 
     def _at_width(self, side: str, width: int, name: str) -> Self:
@@ -246,7 +248,7 @@ def check_reverse(path: Path, student_id: str, teacher_id: str) -> None:
             return
         contents = f"contains the table from {table.get('src')} to {table.get('dst')}"
     raise OutputError(
-        f"{reverse} exists and {contents}; the teacher's table would replace it",
+        f"{reverse} exists and {contents}; the teacher's table would replace this file",
         hint=f"move this file, or choose an output name other than {path.name}",
     )
 
@@ -295,7 +297,7 @@ def read(path: str | PathLike[str]) -> FileContents:
             entries = nemo.read_padded(tensors["indices"], tensors["likelihoods"], stated)
             return _file_contents(source, None, entries)
     raise MapFileError(
-        f"{source} is a safetensors file, but not an xtok map; it contains the tensors "
+        f"{source} is a safetensors file, but not an xtok map; the file contains the tensors "
         f"{listed(map(repr, tensors), 5) or '(none)'}",
         hint=MAP_HINT,
     )

@@ -1,4 +1,4 @@
-"""Load map arguments of functions (a map or its path), and check them against a pair."""
+"""Load map arguments of functions (a map or its path), and check that maps belong to a pair."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def bind_maps(
     pair: Pair | None = None,
     names: Sequence[str] = (),
 ) -> tuple[list[M], Pair, list[str]]:
-    """Load maps of one pair as in `bind_map`; return the maps, the pair and the maps' names.
+    """Load maps of one pair with `bind_map`. Return the maps, the pair and the maps' names.
 
-    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. `read` loads
-    one map: pass `read_map`, or a class method such as `ProjectionMap.of`.
+    By default, a map's name is its path, or `map 1`, `map 2`, … for maps in memory. `read` is the
+    function that loads a map, such as `read_map` or `ProjectionMap.of`.
     """
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         sources = [sources]
@@ -170,7 +170,7 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
         if map_side.table is None and names[0] not in (names[1], "unknown"):
             notes.append(
                 f"the map names {map_side.model_id} as its {side} and contains no token table to "
-                f"check; assuming that it belongs to {pair_side.model_id}"
+                f"check; assuming that the map belongs to {pair_side.model_id}"
             )
     return notes
 
@@ -178,7 +178,8 @@ def name_notes(pair: Pair, any_map: AnyMap | None) -> list[str]:
 def can_grow(map_side: Vocabulary, other: Vocabulary) -> bool:
     """Whether empty rows or columns may be added to a map to fit a model's width.
 
-    This is allowed if the file records no width, or if it has a row for each id of the tokenizer.
+    A map may grow if its file records no width, or if the map has a row for each id of the
+    tokenizer.
     """
     if not map_side.is_lower_bound or map_side.vocab_size > other.vocab_size:
         return False
@@ -195,7 +196,7 @@ def _other_tokens(pair: Pair, side: str, any_map: mapfile.StoredMap, name: str) 
             f"the sides are swapped: in {name}, the student is {any_map.student.model_id} and "
             f"the teacher is {any_map.teacher.model_id}"
         )
-        hint = "give the student first, as in the map, or build the map in the other direction"
+        hint = "give the map's student first, or build the map in the other direction"
     return XtokError(problem, hint=hint)
 
 

@@ -46,7 +46,7 @@ def pt_bytes(
     therefore lowered to 1 - 2⁻²⁴; `lowered_rows` lists these rows. NeMo-RL infers the number of
     rows from the last row with an id, so an empty last row gets an id with weight 0. If a map was
     counted without exact rows (for P-KL), the file contains no exact pairs. NeMo-RL's draft 4177
-    rejects such a file; otherwise, it would train only on special tokens.
+    rejects such a file, because training with the file would use only special tokens.
 
     The key `xtok` contains the map's other arrays and its JSON text.
     """
@@ -144,7 +144,7 @@ def _read_entries(loaded: Any, size: int) -> PtEntries:
     if isinstance(loaded, dict):
         contents = f"a dict with the keys {listed(map(repr, loaded), 5) or '(none)'}"
     raise ValueError(
-        f"it contains {contents}, expected indices and likelihoods, pair counts, or a matrix"
+        f"the file contains {contents}, expected indices and likelihoods, pair counts, or a matrix"
     )
 
 
@@ -233,7 +233,7 @@ def repaired_tensors(
     slot = tensors.get("scale_slot", np.zeros(len(kind), np.uint8))
     is_last = entries.is_last & (slot[entries.edges.student_ids] == 1)
     edges, slotted, counts = repaired(entries.edges, is_last, entries.has_order, SUM_TOLERANCE)
-    counts.pop("zero weights dropped", None)  # xtok wrote these zeros as padding
+    counts.pop("zero weights dropped", None)  # xtok wrote the zeros as padding
     has_entries = np.zeros(len(kind), np.bool_)
     has_entries[edges.student_ids] = True
     kind[~has_entries] = RowKind.EMPTY

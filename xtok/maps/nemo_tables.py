@@ -19,7 +19,7 @@ N_MAX = 8  # maximum number of pieces per row; the draft's default
 
 
 def are_tables(loaded: Any) -> bool:
-    """Whether a `.pt` file contains one of the two tables."""
+    """Whether a `.pt` file contains a table for CSD."""
     return isinstance(loaded, dict) and {"subtoks", "lengths"} <= loaded.keys()
 
 

@@ -62,7 +62,7 @@ def _fetch_map(source: Path) -> Path:
     if parts is None:
         raise MapFileError(
             f"{source} does not name a file in a repo on the hub",
-            hint="write it as hf:OWNER/NAME/FILE or hf:OWNER/NAME@REVISION/FILE",
+            hint="write hf:OWNER/NAME/FILE or hf:OWNER/NAME@REVISION/FILE",
         )
     repo = ModelFiles(parts["repo"], revision=parts["revision"])
     repo.error = MapFileError
@@ -142,9 +142,9 @@ def load_pt(path: Path, source: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if any(m.compress_type != zipfile.ZIP_STORED for m in members):
-                raise ValueError("it is compressed, which torch.save does not do")
+                raise ValueError("the file is compressed, but torch.save never compresses")
             if sum(m.file_size for m in members) > path.stat().st_size:
-                raise ValueError("its index declares more data than the file contains")
+                raise ValueError("the index declares more data than the file contains")
             part = archive.testzip()  # PyTorch skips this check (4 of 41 ms)
             require_valid(part is None, f"the checksum of its member {part}")
         # Sparse tensors are checked later, after the size that they declare is compared with the
@@ -185,7 +185,7 @@ def strided(tensor: Any, size: int) -> torch.Tensor:
     require_valid(isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided, "a tensor")
     require_valid(tensor.device.type == "cpu" and not tensor.is_complex(), "the type of a tensor")
     if tensor.nbytes > size:
-        raise ValueError(f"it has {size} bytes, but declares a tensor of {tensor.nbytes} bytes")
+        raise ValueError(f"the file has {size} bytes, but declares a tensor of {tensor.nbytes}")
     detached: torch.Tensor = tensor.detach()
     return detached.float() if detached.dtype == torch.bfloat16 else detached
 

@@ -271,7 +271,7 @@ class ProjectionMap(StoredMap):
         else:
             loaded, is_whole = unpack(cls, tensors, header)
             if not is_whole:  # training can change only the weights of a projection map
-                raise InvariantError("tensors", "its tensors were changed after it was written")
+                raise InvariantError("tensors", "the tensors changed after the file was written")
         if preserve_last is None:
             return loaded
         loaded.check()

@@ -15,9 +15,9 @@ from xtok.tokenizers.pairs import Pair
 from xtok.tokenizers.table import SIDES
 
 _DIFFERENCE_WORDS = {
-    "texts": "it was counted on other text",
-    "field": "it was counted on another field",
-    "initial_sha256": "it was counted with another initial map",
+    "texts": "the map was counted on other text",
+    "field": "the map was counted on another field",
+    "initial_sha256": "the map was counted with another initial map",
 }
 
 
@@ -46,7 +46,7 @@ def stage_recipe(config: MultitokenConfig) -> Recipe:
 
 
 def with_options(projection: ProjectionMap, **options: Any) -> Recipe | None:
-    """Return the map's recipe, updated with these options.
+    """Return the map's recipe, updated with the given options.
 
     Returns None if the map has no recipe, or if `sort-cut` was applied to the map.
     """
@@ -62,7 +62,7 @@ def differing(earlier: Recipe, request: Recipe) -> list[str]:
 
 
 def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -> str | None:
-    """Return the reason why a map does not belong to a pair and recipe, or None if it does."""
+    """Return the first difference between a map and the requested pair and recipe, or None."""
     for side, table, new_side in zip(SIDES, pair.tables, pair.sides, strict=True):
         old_side = getattr(existing, side)
         if old_side.vocab_size != new_side.vocab_size:
@@ -70,7 +70,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
         if old_side.table is None or old_side.table.sha256() != table.sha256():
             return f"its {side} {old_side.model_id} has other tokens than {new_side.model_id}"
         if old_side.definition_sha256 is None:
-            return f"an earlier version wrote it without the {side}'s tokenizer definition"
+            return f"an earlier version wrote the map without the {side}'s tokenizer definition"
         if old_side.definition_sha256 != new_side.definition_sha256:
             return f"the tokenizer definition of its {side} {old_side.model_id} has changed"
     earlier = existing.recipe if isinstance(existing, ProjectionMap) else None
@@ -79,7 +79,7 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
 
 def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
     if earlier is None or recipe is None:
-        return "it contains no recipe, because an earlier version or another command made it"
+        return "the map has no recipe, because an earlier version or another command made it"
     old, new = earlier.get("options", {}), recipe["options"]
     if isinstance(old, dict) and (names := differing(old, new)):
         return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"

@@ -32,7 +32,7 @@ RELATIVE_ROUNDING = 2.0**-8
 PREDICTS_FIRST = "row 0 must be empty: row i predicts token i, not token i + 1"
 
 TRUE_HINT = "store natural log-probabilities at temperature 1"
-_SHIFTED_HINT = "in row i, store the prediction of token i from the tokens before it"
+_SHIFTED_HINT = "in row i, store the prediction of token i from the preceding tokens"
 
 # Minimum evidence for rejecting a cache, in nats. A correct cache is rejected in at most 4 of 10⁸
 # cases: the probability that a wrong distribution fits better by 17 nats is at most exp(-17).
@@ -98,7 +98,7 @@ def fill_null(logprobs: Iterable[Any]) -> list[Any]:
 
 
 def without_padding(topk: TopK) -> TopK:
-    """Remove padding candidates. Keep NaN, so that later checks report it."""
+    """Remove padding candidates. Keep NaN, so that later checks report NaN."""
     return keep_candidates(topk, ~is_placeholder(topk.logprobs) & ~np.isneginf(topk.logprobs))
 
 
@@ -110,7 +110,7 @@ def checked(
     is_response: bool = False,
     vocabulary: str = "the vocabulary",
 ) -> TopK:
-    """Validate a teacher's predictions. Return them sorted, without padding, and with all rests.
+    """Validate a teacher's predictions. Return sorted predictions without padding, with all rests.
 
     The following must hold, up to rounding:
 
@@ -156,10 +156,10 @@ def checked(
 def checked_projected(
     topk: TopK, width: int, *, begins: bool = True, vocabulary: str = "the vocabulary"
 ) -> TopK:
-    """Validate predictions that `project` wrote, as in `checked` but with fewer conditions.
+    """Validate predictions that `project` wrote, with fewer conditions than `checked`.
 
-    `realized_logprob` is a token's share of the log-probability of its chunk, so its probability
-    can exceed the rest. The candidates and the rest of a row can sum to less than 1.
+    `realized_logprob` is a token's share of the log-probability of its chunk, so the token's
+    probability can exceed the rest. The candidates and the rest of a row can sum to less than 1.
     """
     topk, sums = _prepared(topk, width, begins, vocabulary)
     _check_sums(topk, sums, is_complete=False)
@@ -216,7 +216,7 @@ def _check_candidates(topk: TopK, width: int, within: str) -> None:
     _require(
         (topk.ids < 0) | (topk.ids >= width),
         lambda n: f"the id {topk.ids[n]} is outside {within}",
-        "pass the model that made these ids",
+        "pass the model that made the ids",
         row_ids,
     )
 
@@ -269,7 +269,7 @@ def _check_sums(topk: TopK, sums: NDArray[np.float64], *, is_complete: bool) -> 
 
 def _check_rest(topk: TopK, left: NDArray[np.float64], width: int) -> None:
     """Check the rest of each row, and the rests of each document together; see `checked`."""
-    # Exclude the realized token, because servers add it regardless of its rank.
+    # Exclude the realized token, because servers add the realized token regardless of its rank.
     others = keep_candidates(topk, topk.ids != topk.token_ids[segment_ids(topk.starts)])
     rows = np.flatnonzero(others.valid)
     starts, size, left = others.starts[rows], np.diff(others.starts)[rows], left[rows]
@@ -342,8 +342,8 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     """Check with likelihood-ratio tests that each row predicts its own token.
 
     Two tests per document check whether the rows predict the next or the previous token instead.
-    One test on all documents together checks whether a uniform distribution fits better, because
-    the rows belong to unrelated tokens.
+    One test on all documents together checks whether a uniform distribution fits the tokens better
+    than the rows. In this case, the rows belong to unrelated tokens.
     """
     rows = np.flatnonzero(topk.valid)
     left, counts = left[rows], np.diff(topk.starts)[rows]
@@ -353,7 +353,10 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
     expected = _by_document(topk, rows, 1 - left) / num_rows
 
     def shifted(shift: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
-        """Return the log-probabilities of shifted tokens, and the share of rows that list them."""
+        """Return the log-probability of each row's shifted token.
+
+        Also return the share of rows that contain the shifted token as a candidate.
+        """
         listed = _lookup(topk, shift)[rows]
         is_listed = ~np.isnan(listed)
         return np.where(is_listed, listed, unlisted), _by_document(topk, rows, is_listed) / num_rows
@@ -381,7 +384,7 @@ def _check_shift(topk: TopK, left: NDArray[np.float64], width: int, *, also_chan
             0,
             f"only {realized_share[-1]:.0%} of the rows contain their own token as a candidate, "
             f"expected {expected[-1]:.0%} from the probabilities; the rows belong to other tokens",
-            "store the predictions for these tokens, from the model that made the ids",
+            "store the predictions of the model that made the ids",
             is_document=True,
         )
 

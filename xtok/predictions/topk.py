@@ -12,7 +12,7 @@ from xtok._lib.ragged import offsets_of
 
 
 class TopK(NamedTuple):
-    """Predictions for concatenated documents. Row i predicts token i from the tokens before it.
+    """Predictions for concatenated documents. Row i predicts token i from the preceding tokens.
 
     Log-probabilities are natural logarithms, and are not renormalized over the candidates.
     """
@@ -24,7 +24,7 @@ class TopK(NamedTuple):
     starts: NDArray[np.int64]
     ids: NDArray[np.int32]  # [nnz], unique in a row; most likely first, then lower id first
     logprobs: NDArray[np.float32]  # [nnz]
-    # [N], log(1 - sum of the candidates), −inf if they sum to 1; NaN if the row has no prediction,
+    # [N], log(1 - sum of the candidates), −inf if the sum is 1; NaN if the row has no prediction,
     # or if the source renormalized the candidates
     rest_logprob: NDArray[np.float32]
     realized_logprob: NDArray[np.float32]  # [N], for token_ids[i]; NaN if unknown

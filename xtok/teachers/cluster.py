@@ -55,8 +55,8 @@ def make_parts_on_ray(job: ProjectJob, cluster: Cluster, progress: Progress) -> 
     rest, waiting = iter(range(len(job.shards))), dict[Any, int]()
     parts = dict[int, PartSummary]()
     with ray_connection(cluster.address) as ray, progress("projecting", job.size) as advance:
-        # Ray retries a task only if its node or process is lost. It does not retry after user
-        # errors, because a task returns them as values.
+        # Ray retries a task only if its node or process is lost. Ray does not retry after user
+        # errors, because a task returns user errors as values.
         task = task_for(job.recipe["version"], job.recipe["libraries"])
         remote = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(task)
         shared = [ray.put((job.absolute(), cluster.absolute()))]
@@ -128,7 +128,7 @@ def connect(ray: Any, address: str | None) -> None:
         raise XtokError(
             f"cannot connect to a Ray cluster at {address}: {_first_line(error)}",
             hint="start a cluster (ray start --head; on other nodes ray start --address "
-            "HOST:6379), set RAY_AUTH_MODE=token if it requires a token, or run without Ray",
+            "HOST:6379), set RAY_AUTH_MODE=token for a cluster with a token, or run without Ray",
         ) from error
 
 
@@ -167,7 +167,7 @@ _translators: dict[tuple[str, Cluster], Translator] = {}
 
 
 def _translator(job: ProjectJob, cluster: Cluster) -> Translator:
-    """Load the tokenizers once per process and job, and check that they match the job."""
+    """Load the tokenizers once per process and job, and check that the tokenizers match the job."""
     key = job.digest, cluster
     if key not in _translators:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # Ray assigns one core to each task

@@ -32,12 +32,12 @@ def prefix_weights(
     predictions: TopK,
     sums: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Compute the weight of each student token in its chunk from the teacher's predictions.
+    """Compute the weights of the student tokens in each chunk from the teacher's predictions.
 
     C(b) is the probability that the teacher continues with the bytes b (byte-token lemma, arXiv
-    2410.09303). The function estimates C(b) as the total probability of the candidates that start
-    with b, after it has spread the probability outside the candidates evenly over all other tokens.
-    This estimate ignores other tokenizations of the same bytes. `scripts/benchmark.py credit`
+    2410.09303). The function first spreads the probability outside the candidates evenly over all
+    other tokens. Then it estimates C(b) as the total probability of the candidates that start with
+    b. This estimate ignores other tokenizations of the same bytes. `scripts/benchmark.py credit`
     measures the error.
 
     If s_1, s_2, … are the byte strings of a chunk's student tokens, token j gets the probability

@@ -76,10 +76,10 @@ def _reached(ends, positions, t, by_bytes, predictions):  # type: ignore[no-unty
         rest = np.exp(np.float64(predictions.rest_logprob[position]))
         rest = 0.0 if np.isnan(rest) else rest
         # fits[j] is the number of candidates that contribute to reached[j]. `others` is the number
-        # of text tokens that are not candidates. The rest is spread evenly over these tokens.
+        # of text tokens that are not candidates. These tokens share the rest evenly.
         fits[:] = 0
         is_listed, others = False, len(by_bytes)
-        for k in range(first, end + 1):  # the last step adds `own` if it is not a candidate
+        for k in range(first, end + 1):  # the last step adds `own` if `own` is not a candidate
             i, p = own, p_own
             if k < end:
                 i = predictions.ids[k]

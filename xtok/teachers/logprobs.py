@@ -88,14 +88,15 @@ def project_logprobs(
         student_ids: a text in the student's tokens.
         teacher_ids: the same text in the teacher's tokens.
         teacher_logprobs: the log-probability of each teacher token, given the preceding tokens, in
-            the same shape as `teacher_ids`. None or NaN marks a token without a score; this is
-            allowed for the first token and outside `response_mask`. A chunk is not valid if it
-            contains such a token, or the value −9999.0, which servers return for −∞.
+            the same shape as `teacher_ids`. None or NaN marks a token without a score, which is
+            allowed for the first token and outside `response_mask`. A chunk with such a token is
+            not valid. A chunk with the value −9999.0, which servers return for −∞, is not valid
+            either.
         credit: `"uniform"` for equal shares, a `StudentCredit`, or a `PrefixCredit`.
         attention_masks: the masks of the student's and the teacher's batch, 0 for padding. By
             default, tokens with the role pad are padding.
         response_mask: a mask with the same shape as `student_ids`, True for tokens that can be
-            valid. A chunk is not valid if the mask excludes one of its student tokens.
+            valid. A chunk is not valid if the mask excludes a student token of the chunk.
         partial: whether to skip chunks in which the texts differ. If False, a difference is an
             error, unless one text is a prefix of the other, or U+FFFD replaces bytes that are not
             UTF-8.
@@ -178,7 +179,7 @@ def _predictions(
     if token_ids.shape != values.shape:
         shapes = f"{token_ids.shape} for ids, but {values.shape} for log-probabilities"
         raise ValueError(f"candidates: expected equal shapes, not {shapes}")
-    # NaN marks padding. −∞ is a known log-probability, so these candidates are kept.
+    # NaN marks padding. −∞ is a known log-probability, so candidates with −∞ are kept.
     known, own = ~np.isnan(values), realized.astype(np.float32)
     unknown = np.full(len(own), np.nan, np.float32)
     candidates = TopK(
@@ -215,7 +216,7 @@ def _require_one_text(
                 f"the texts{place} differ at byte {len(common.encode())}, after "
                 f'"{escape(common[-SHOWN_AROUND:].encode())}": the student has '
                 f"{_excerpt(student, teacher)}, the teacher has {_excerpt(teacher, student)}",
-                hint="score the text that the student wrote, or skip differences with {option}True",
+                hint="score the student's text, or set {option}True to skip chunks that differ",
                 parameter="partial",
             )
 

@@ -3,7 +3,7 @@
 A part contains a header, Arrow streams with rows, an empty stream with the totals in its metadata,
 and a digest. The digest covers the job, the shard's number and all bytes, so a damaged part or a
 part of another job is never used. Parts are not Parquet files, because a Parquet file has no
-checksum, and later rows cannot add columns to it.
+checksum, and later rows of a file cannot add columns.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def holding(job: ProjectJob, target: Path, note: Note) -> Iterator[None]:
             different job.
     """
     busy = OutputError(
-        f"another run is writing {target}", hint="wait until it ends, or choose a different output"
+        f"another run is writing {target}", hint="wait for the other run, or choose another output"
     )
     with locked(target, timeout=0, note=note, busy=busy):
         plan = job.folder / _PLAN
@@ -267,7 +267,7 @@ def read_tables(job: ProjectJob, shard: int) -> Iterator[Any]:
     """Yield the tables of a shard's part, in the neutral format.
 
     Raises:
-        XtokError: if the part changed after it was written.
+        XtokError: if the part's file was changed.
     """
     tables = _streams(job, shard)
     if (first := next(tables, None)) is None:

@@ -103,7 +103,7 @@ def project(
     """Convert a teacher's stored predictions to predictions for a student on the same text.
 
     Finished parts are stored in the folder `OUTPUT.checkpoint`. After an interruption, the same
-    call reuses these parts. The required memory does not depend on the size of the files.
+    call reuses the finished parts. The required memory does not depend on the size of the files.
 
     Args:
         teacher_topk: one or more paths or globs of Parquet files or JSON lines; JSON lines can be
@@ -113,8 +113,8 @@ def project(
         output: a path that ends in `.parquet`, or in `.jsonl` for the format `vllm`.
         config: the options; None uses the defaults.
         back_map: a map from the teacher (rows) to the student (columns), or its path.
-            `xtok.get_map(pair.reversed, config=xtok.config.BACK_MAP)` builds a suitable map, and
-            reuses it in later calls.
+            `xtok.get_map(pair.reversed, config=xtok.config.BACK_MAP)` builds and caches a suitable
+            map.
         cluster: a Ray cluster that does the work; None uses this process.
         progress: called while files are converted.
         note: called with messages about assumptions, the map and resumed work.
@@ -232,12 +232,12 @@ def _check_first(cache: Cache, rows: Documents, pair: Pair, note: Note) -> Cache
     if cache.footer.get("tokenizer_sha256") not in (None, pair.tables[1].sha256()):
         owner = cache.footer.get("tokenizer", "another tokenizer")
         problem = f"its ids belong to {owner}, but {pair.teacher.model_id} has different tokens"
-        hint = "pass the model that made these predictions as the teacher"
+        hint = "pass the model that made the predictions as the teacher"
         raise cache_error(cache.path, problem, hint)
     if _fits(student, rows) and not _fits(teacher, rows):
         names = f"{pair.student.model_id}, but not the teacher, {pair.teacher.model_id}"
         problem = f"its ids match the student, {names}; the sides may be swapped"
-        hint = "pass the student first, then the teacher that made these predictions"
+        hint = "pass the student first, then the teacher that made the predictions"
         raise cache_error(cache.path, problem, hint)
     cache.check(rows, teacher.vocabulary)
     if "normalized" not in cache.footer and is_renormalized(rows.topk, teacher.vocabulary):

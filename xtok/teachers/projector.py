@@ -48,11 +48,11 @@ class Projector:
       the student spells the joined bytes. This step is repeated along the text, as long as the
       joined realized tokens are a prefix of a longer student token.
     - If a student token starts inside a teacher token, only the candidates that begin with the same
-      bytes as the teacher token contribute. The student spells the remaining bytes of these
-      candidates.
+      bytes as the teacher token contribute. The student spells the remaining bytes of each such
+      candidate.
 
-    In these two examples, each student token starts in the teacher token with the index `position`,
-    at the byte offset `inside`:
+    In the following two examples, each student token starts in the teacher token with the index
+    `position`, at the byte offset `inside`:
 
         teacher   |201| lamps|        |2|01| lamps|
         student   |2|01| lamps|       |201| lamps|
@@ -117,7 +117,7 @@ class Projector:
 
         Args:
             teacher: checked predictions.
-            student_ids: int32 `[tokens]`, the student's tokens of these documents.
+            student_ids: int32 `[tokens]`, the student's tokens of the documents.
             student_bounds: int64 `[documents + 1]`, the start of each document in `student_ids`.
             top_k: maximum number of candidates per row. Other candidates are added to the rest.
 

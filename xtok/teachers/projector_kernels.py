@@ -27,9 +27,10 @@ from xtok.teachers.stem_kernels import child_key, find_stem, root_key
 NEGLIGIBLE = 2.0**-24  # smaller contributions are added to the rest; float32 rounds 1 + 2**-24 to 1
 
 RESPLIT_RATE = 0.01
-"""Assumed probability that the student splits a teacher token in a text at a byte at which it does
-not split the isolated token. The measured probability was 0.4 to 3 % for the students SmolLM2,
-Llama 3 and Qwen with the tokens of Gemma 3, in manual pages in four languages and in Python code.
+"""Assumed probability of a split that occurs only in context: the student splits a teacher token in
+a text at a byte at which the student does not split the isolated token. The measured probability
+was 0.4 to 3 % for the students SmolLM2, Llama 3 and Qwen with the tokens of Gemma 3, in manual
+pages in four languages and in Python code.
 """
 CLOSE_RATIO = 1 + 2.0**-9
 """If the ratio of two probabilities is at least this value, their float32 logarithms differ. This
@@ -222,8 +223,8 @@ def _project_candidates(inputs, x, contributions):  # type: ignore[no-untyped-de
         count += 1
     if u > 0:
         # `num_same_start` is the number of teacher tokens that start with the first u bytes, and
-        # `fitting` is the number of these tokens that are candidates. `listed` is the number of all
-        # candidates with bytes.
+        # `fitting` is the number of candidates among them. `listed` is the number of all candidates
+        # with bytes.
         e = find_stem(slots, keys, root_key(t, u), missing)
         if e >= 0:
             rest *= max(0, stems.num_same_start[e] - fitting) / max(1, teacher.num_texts - listed)
@@ -235,7 +236,7 @@ def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-u
     """Follow the realized tokens while a longer student token can match.
 
     At each step, the bytes so far are joined with each candidate for the next token. The next
-    realized token is an exception: it extends the path.
+    realized token is an exception: this token extends the path.
 
     Returns:
         the contributions, their number, whether the rests of all predictions are known, and whether
@@ -252,7 +253,7 @@ def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-u
     key = root_key(t, u)
     # At the start of each step, `key` is the key of the text's bytes from the row's first byte to
     # the end of token t at position j. `on_path` is the product of the probabilities of the
-    # realized tokens up to this position. It is not yet assigned to a destination.
+    # realized tokens up to this position. `on_path` is not yet assigned to a destination.
     while on_path > 0.0:
         e = find_stem(slots, keys, key, missing)
         if e < 0:
@@ -280,7 +281,7 @@ def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-u
                 continue
             destination[count] = first if is_text[c] or ends_text[c] else -1
             amount[count] = on_path * p * factor
-            # Only these candidates can change the student's first token of the stem.
+            # Only candidates of this kind can change the student's first token of the stem.
             if is_text[c] and (is_space or may_join[last_byte, data[offsets[c]]]):
                 child = find_stem(slots, keys, child_key(e, c), missing)
                 if child >= 0:
@@ -305,7 +306,7 @@ def _follow_path(inputs, x, on_path, contributions, count):  # type: ignore[no-u
 
 @inner_kernel
 def _resplit_factor(is_boundary, is_aligned):  # type: ignore[no-untyped-def]
-    """Return the probability that the student splits before a stem, as it does in the text."""
+    """Return the probability that the student splits before a stem, as in the text."""
     return 1.0 if is_boundary or not is_aligned else RESPLIT_RATE
 
 
@@ -345,7 +346,7 @@ def _add_up(teacher, contributions, size, scale, rest, mass, tokens):  # type: i
                 p -= q
                 column = np.uint32(columns[k + k])
                 before = mass[column]
-                tokens[count] = column  # no branch, because a CPU could not predict it
+                tokens[count] = column  # no branch: hard to predict for a CPU
                 count += np.uint64(before == 0.0)
                 mass[column] = before + q
             rest += p
@@ -354,7 +355,7 @@ def _add_up(teacher, contributions, size, scale, rest, mass, tokens):  # type: i
 
 @inner_kernel
 def _keep_best(scratch, count, top_k):  # type: ignore[no-untyped-def]
-    """Sort the `top_k` most likely tokens into `order`, and return the number of these tokens.
+    """Sort the `top_k` most likely tokens into `order`, and return the number of sorted tokens.
 
     Ties are broken by the lower id.
 

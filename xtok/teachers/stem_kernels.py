@@ -1,4 +1,4 @@
-"""Numba kernels that look up stems, and compare them with the student's tokens.
+"""Numba kernels that look up stems, and compare stems with the student's tokens.
 
 The kernels are serial, release the GIL, and do not check their arguments.
 """
@@ -66,7 +66,7 @@ def compare_pairs(student, stems, pairs, teacher_data):  # type: ignore[no-untyp
     Args:
         student: see `SortedTokens`.
         stems: three arrays: the bytes of all stems, where the omitted bytes precede each stem; the
-            offsets of these byte strings; the number of omitted bytes of each stem.
+            offset of each stem's omitted bytes; the number of omitted bytes of each stem.
         pairs: three arrays, int64 `[pairs]`: the index of the stem, and the start and end of the
             teacher token in `teacher_data`.
         teacher_data: the bytes of the teacher's tokens.
@@ -103,7 +103,7 @@ def _has_token(student, text, least):  # type: ignore[no-untyped-def]
     """Return whether a text starts with a token of more than `least` bytes."""
     data, offsets, order = student
     for size in range(least + 1, len(text) + 1):
-        # `first` is the first token that starts with these bytes, if such a token exists.
+        # `first` is the first token that starts with `text[:size]`, if such a token exists.
         n = prefix_bound(data, offsets, order, text[:size], False)
         first = order[min(n, len(order) - 1)]
         a, b = offsets[first], offsets[first + 1]

@@ -138,7 +138,7 @@ class StemCache:
         self._append(keys, first, first, is_prefix, is_boundary, 0)
 
     def _compare(self, stems: Sequence[StemBytes], pairs: Any) -> Any:
-        """Call `compare_pairs` for these stems. `pairs[0]` contains indices into `stems`."""
+        """Call `compare_pairs` for `stems`. `pairs[0]` contains indices into `stems`."""
         texts = [omitted + stem for omitted, stem in stems]
         data, offsets = np.frombuffer(b"".join(texts), np.uint8), offsets_of([*map(len, texts)])
         arrays = data, offsets, np.array([len(omitted) for omitted, _ in stems], np.int64)
@@ -183,7 +183,7 @@ class StemCache:
 
         Returns:
             token ids, and whether a student token starts at the beginning of the stem. If the
-            student cannot spell the stem, these values are −1 and True.
+            student cannot spell the stem, the id is −1 and the second value is True.
         """
         spellings = self._student.segment_batch([omitted + stem for omitted, stem in stems])
         pairs = zip(stems, spellings, strict=True)
@@ -212,7 +212,7 @@ def _empty_table(capacity: int) -> StemTable:
 
 
 def _may_resplit(text: bytes) -> bool:
-    """Whether bytes after this text can change the position at which a pre-tokenizer splits it."""
+    """Whether following bytes can change the positions at which a pre-tokenizer splits a text."""
     [start, *more] = utf8_runs(text)
     return bool(more) or start != start.rstrip().lower() or "'" in start or "’" in start
 

@@ -29,8 +29,8 @@ def project_documents(translator: Translator, rows: Documents, top_k: int) -> Do
     """Convert checked rows of a teacher to rows of the student.
 
     The student's template renders `messages`, and the student's library encodes `text`. For the
-    student, `student_messages` and `student_text` replace `messages` and `text` if they are given.
-    If a row has no messages and no text, its ids are decoded as a conversation or as bytes.
+    student, `student_messages` replaces `messages`, and `student_text` replaces `text`. If a row
+    has no messages and no text, its ids are decoded as a conversation or as bytes.
     """
     texts = _shared_texts(translator, rows)
     topk = translator.project(texts, rows.topk, top_k)
@@ -94,7 +94,7 @@ def _text_in(
             return span
     same = num_common(b"".join(spelled[inner]), data)
     problem = f"its ids do not spell its text; the first difference is at byte {same}"
-    hint = f"pass the teacher that made these ids, or {_WITHOUT_TEXT_HINT}"
+    hint = f"pass the teacher that made the ids, or {_WITHOUT_TEXT_HINT}"
     raise cache_error(location, problem, hint)
 
 
@@ -134,7 +134,7 @@ def _by_text(
 def _by_chat(translator: Translator, ids: NDArray[np.int32], sides: Sides) -> SharedText:
     student, teacher = _render(sides, translator.pair, translator.templates)
     if not np.array_equal(ids, teacher.ids[: len(ids)]):
-        hint = f"pass the teacher and the template that made these ids, or {_WITHOUT_TEXT_HINT}"
+        hint = f"pass the teacher and the template that made the ids, or {_WITHOUT_TEXT_HINT}"
         problem = "the teacher's template renders the row's messages to different ids"
         raise cache_error(sides[1].location, problem, "; ".join([hint, *_chat_notes(teacher)]))
     spans = shared_string_spans(student, teacher.first(len(ids)), translator.pair.equal_roles)
@@ -171,13 +171,13 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
         yield (
             f"{num_without:,} of the first {len(firsts):,} rows do not start with {name} (id "
             f"{teacher.bos_id}), which the library of {pair.teacher.model_id} adds to texts; many "
-            "models predict badly without it"
+            "models predict badly without this token"
         )
     second = topk.token_ids[(starts + 1).clip(max=len(topk.token_ids) - 1)]
     if twice := int(((firsts == teacher.bos_id) & (second == teacher.bos_id)).sum()):
         yield (
             f"{twice:,} of the first {len(firsts):,} rows start with the bos token twice; remove "
-            "it from the texts that you send, because the server adds it"
+            "the token from the texts that you send, because the server adds the token"
         )
     chats = islice(filter(None, _chats(rows)), _MOST_CHATS)
     rendered = (_render(sides, pair, templates) for sides in chats)
@@ -186,7 +186,7 @@ def notes_on(rows: Documents, pair: Pair, templates: Templates) -> Iterator[str]
 
 
 Sides: TypeAlias = tuple[ChatRecord, ChatRecord]
-"""A conversation as the student reads it, and as the teacher reads it."""
+"""The student's version and the teacher's version of a conversation."""
 
 
 def _check_student_text(part: str, text: str | None, location: object) -> None:
@@ -212,7 +212,7 @@ def _chats(rows: Documents) -> list[Sides | None]:
 def _sides(fields: dict[str, Any], own: Any, location: object) -> Sides | None:
     if fields["messages"] is None:
         if own is not None:
-            problem = "it has student_messages, but no messages for the teacher"
+            problem = "the row has student_messages, but no messages for the teacher"
             raise cache_error(location, problem, "add messages, or remove student_messages")
         return None
     student = teacher = chat_record(fields, location)

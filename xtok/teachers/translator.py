@@ -161,8 +161,8 @@ class Translator:
 
         Args:
             ids: the student's ids.
-            teacher_system: a system text that only the teacher reads. It replaces the system
-                message of a conversation, and is inserted before other texts.
+            teacher_system: a system text that only the teacher reads. `teacher_system` replaces the
+                system message of a conversation, and precedes other texts.
 
         Raises:
             TokenizerError: if the teacher's vocabulary cannot spell the text.
@@ -176,12 +176,12 @@ class Translator:
     def _conversation(
         self, ids: Sequence[int], source: Literal[0, 1], system: str = ""
     ) -> SharedText | None:
-        """Recover the conversation that ids of one side encode, and render it for the other side.
+        """Recover the conversation in one side's ids, and render the other side's version.
 
-        Return None if it is not certain that the ids are a conversation, or if the other side's
-        template changes the assistant's text. For student ids, also return None if the template
-        changes the end of an assistant's turn, or if the sides have equal tokenizers and templates
-        and `system` is empty.
+        Return None if the ids might not be a conversation, or if the other side's template changes
+        the assistant's text. For student ids, also return None if the template changes the end of
+        an assistant's turn, or if the sides have equal tokenizers and templates and `system` is
+        empty.
         """
         if not self._reads_chats or (source == 0 and self._has_equal_templates and not system):
             return None
@@ -245,8 +245,8 @@ class Translator:
     ) -> tuple[Conversation, slice]:
         """Render a recovered conversation for one side.
 
-        If `system` is not empty, it becomes the system message. Also return the slice of the system
-        message's tokens.
+        If `system` is not empty, `system` becomes the system message. Also return the slice of the
+        system message's tokens.
         """
         tokenizer, template = self.pair.tokenizers[side_index], self.templates[side_index]
         if not system:
@@ -332,8 +332,8 @@ class Translator:
         """
         topk = self._project([text], predictions, top_k)
         _share_gaps(topk.realized_logprob, text, predictions)
-        # The spelling of token i is spelled[starts[i]:starts[i + 1]]. It is empty if the token's
-        # name is empty.
+        # The spelling of token i is spelled[starts[i]:starts[i + 1]]. The spelling is empty if the
+        # token's name is empty.
         parts = segment_ids(text.starts)
         rows = np.where(np.diff(text.starts) > 0, text.starts[:-1], -1)
         rows[0] = -1

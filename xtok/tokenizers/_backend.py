@@ -71,8 +71,8 @@ class Backend(ABC):
     def encode_starts(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode the start of each text, with the prefix that the library adds.
 
-        The start ends before the first added token. If the library recognizes added tokens, it is
-        the whole text.
+        The start ends before the first added token. If the library recognizes added tokens, the
+        start is the whole text.
         """
         return self.encode_texts(texts)
 
@@ -131,7 +131,7 @@ def no_panic(model: str) -> Iterator[None]:
             raise
         raise TokenizerError(
             f"the tokenizers library panicked on {model}: {error}",
-            hint="its files may be damaged: download them again",
+            hint="the tokenizer files may be damaged: download them again",
         ) from error
 
 
@@ -237,12 +237,12 @@ def _template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(
-            f"{path} cannot be read as UTF-8: {error}", hint="fix it, or download it again"
+            f"{path} cannot be read as UTF-8: {error}", hint="fix the file, or download it again"
         ) from error
 
 
 def bad_config(files: ModelFiles, field: str) -> TokenizerError:
     return TokenizerError(
         f"the {field} in {files.find('tokenizer_config.json')} is malformed",
-        hint="fix it, or download it again",
+        hint="fix the file, or download it again",
     )

@@ -67,7 +67,7 @@ def add_configs(backend: RankBackend, files: ModelFiles) -> None:
     if missing := [name for name in special if name.encode() not in contents]:
         raise TokenizerError(
             f"the configs of {files} list special tokens that have no id: {listed(missing)}",
-            hint="add these tokens and their ids to added_tokens_decoder in tokenizer_config.json",
+            hint="add the tokens and their ids to added_tokens_decoder in tokenizer_config.json",
         )
     text = {
         token.content.decode(): i

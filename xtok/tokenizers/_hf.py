@@ -59,7 +59,7 @@ class HuggingFaceBackend(Backend):
     def entries(self) -> Iterable[TokenEntry]:
         ids = self._hf.backend_tokenizer.get_vocab(with_added_tokens=True)
         if len(set(ids.values())) < len(ids):
-            cause = "its tokenizer.json is damaged"
+            cause = "tokenizer.json is damaged"
             raise damaged(f"two tokens of {self._model} have the same id", cause)
         unknown = self._unknown_id()
         for display, i in ids.items():
@@ -96,7 +96,7 @@ class HuggingFaceBackend(Backend):
         if kind == "Unigram":
             unknown = json.loads(self._rust.to_str())["model"].get("unk_id")
         elif name is None and kind == "BPE" and self._byte_fallback:
-            # LlamaTokenizer in Transformers 5 declares unk_token, but its model does not have it.
+            # LlamaTokenizer in Transformers 5 declares unk_token, but its model lacks this token.
             unknown = getattr(self._hf, "unk_token_id", None)
         return unknown
 
@@ -125,7 +125,7 @@ class HuggingFaceBackend(Backend):
         try:
             batch = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:
-            # The library raises a plain Exception if it has no token for a part of the text.
+            # The library raises a plain Exception if no token matches a part of the text.
             if type(error) is not Exception:
                 raise
             return [ids for text in texts for ids in self._encode([text])] if texts[1:] else [[]]
@@ -231,13 +231,13 @@ def _notes_on_added(rust: RustTokenizer, model: str) -> Iterator[str]:
         if len(names) > 1:
             yield (
                 f"{model} has added tokens that are equal after normalization: "
-                f"{listed(sorted(map(repr, names)))}; the library selects one of them at random "
+                f"{listed(sorted(map(repr, names)))}; the library selects one of these at random "
                 "each time it loads the tokenizer"
             )
 
 
 def _stripping(rust: RustTokenizer) -> list[str]:
-    """Return the added text tokens that absorb the spaces next to them."""
+    """Return the added text tokens that absorb adjacent spaces."""
     added = rust.get_added_tokens_decoder().values()
     return sorted(t.content for t in added if not t.special and (t.lstrip or t.rstrip))
 
@@ -274,7 +274,7 @@ def _check_growth(rust: RustTokenizer, model: str) -> None:
                 growth *= max(1, new / len(old)) if old else 1 + new
         if growth > _MAX_GROWTH:
             problem = f"the replacements of {model} can make a text {growth:.0f} times longer"
-            raise damaged(problem, "its tokenizer.json is damaged")
+            raise damaged(problem, "tokenizer.json is damaged")
 
 
 def _decoder(components: list[Spec], model: str) -> Callable[[str], bytes]:

@@ -15,7 +15,7 @@ from xtok.tokenizers._backend import damaged, json_flag
 from xtok.tokenizers._tiktoken import TEKKEN_PATTERN, RankBackend, bad_pattern, require_single_bytes
 from xtok.tokenizers.table import MAX_WIDTH, TokenEntry, TokenType
 
-# Special tokens of files before version 7, which do not list these tokens. Source:
+# Special tokens of files before version 7, because these files list no special tokens. Source:
 # tokens/tokenizers/tekken.py of mistral-common 1.13.1.
 _FIRST_SPECIAL_TOKENS = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
@@ -86,7 +86,7 @@ def _ranks(vocab: Sequence[Mapping[str, Any]], first: int, path: Path) -> dict[b
     return ranks
 
 
-# A Megatron vocabulary lists only byte tokens. Megatron adds special tokens before these tokens,
+# A Megatron vocabulary lists only byte tokens. Megatron adds special tokens before the byte tokens,
 # and its option `--tiktoken-pattern` sets the split pattern. Source of both:
 # megatron/core/tokenizers/text/libraries/tiktoken_tokenizer.py.
 _PATTERNS = {

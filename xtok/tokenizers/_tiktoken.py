@@ -72,7 +72,7 @@ O200K_PATTERN = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # The pattern in published tekken files, and in `fix_mistral_regex` of Transformers. Unlike the
-# o200k pattern, it does not keep contractions together, and it separates all digits.
+# o200k pattern, this pattern splits contractions and separates all digits.
 TEKKEN_PATTERN = O200K_PATTERN.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 _LLAMA_3 = Family(
     pattern=LLAMA_3_PATTERN,
@@ -153,7 +153,8 @@ def _token_and_rank(line: bytes) -> tuple[bytes, int] | None:
 def parse_ranks(data: bytes, source: str) -> dict[bytes, int]:
     """Parse the contents of a rank file to a dict from bytes to rank.
 
-    tiktoken's own loader caches by path, so it would return the old contents of a changed file.
+    tiktoken's own loader caches by path, so the loader would return the old contents of a changed
+    file.
     """
     ranks: dict[bytes, int] = {}
     ids_seen: set[int] = set()
@@ -192,7 +193,7 @@ def _attempt(encoding: Encoding, text: str) -> list[int] | None:
 
 
 _SAMPLE_TEXT = "a1 \n.,A\u00e9\u0301\u4e2d\u00b2\u00a0$_\U0001f600\x00"
-"""Characters of many kinds. A split pattern that does not match all of them drops text."""
+"""Characters of many kinds. A split pattern that does not match all these characters drops text."""
 
 
 class RankBackend(Backend):
@@ -201,8 +202,8 @@ class RankBackend(Backend):
     Args:
         name: the file format, `tiktoken` or `tekken`.
         ranks: token → id. Tokens with lower ids are merged first.
-        pattern: the regular expression that splits text before merging. If it cannot split text, a
-            `ValueError` is raised.
+        pattern: the regular expression that splits text before merging. If the expression cannot
+            split text, a `ValueError` is raised.
         added: tokens without a rank.
         roles: role → names of added tokens.
         text: name → id of added tokens that are recognized in any text.
@@ -222,7 +223,7 @@ class RankBackend(Backend):
         from tiktoken import Encoding
 
         self.name, self._ranks, self._split_pattern = name, ranks, pattern
-        # `add_configs` adds the contents of the folder's configs to these attributes.
+        # `add_configs` adds the contents of the folder's configs to `text_tokens` and `added`.
         self.text_tokens = dict(text or {})
         self.added = {entry.id: entry for entry in added}
         ids = {entry.content.decode(): entry.id for entry in added}
@@ -270,8 +271,9 @@ class RankBackend(Backend):
     def _encode(self, text: str) -> list[int]:
         """Encode a text. If the library fails, encode each half of the text.
 
-        The library limits the backtracking steps of a regular expression, so it fails on a million
-        spaces in a row. The tokens next to the split can differ from the tokens of the whole text.
+        The library limits the backtracking steps of a regular expression, so encoding a million
+        spaces in a row fails. The tokens next to the split can differ from the tokens of the whole
+        text.
         """
         ids = _attempt(self._encoding, text)
         if ids is not None:
@@ -326,5 +328,5 @@ def load_ranks(path: Path, pattern: str | None = None) -> RankBackend:
 def bad_pattern(path: Path, error: ValueError) -> TokenizerError:
     return TokenizerError(
         f"the pattern for {path} is not a regular expression that splits text: {error}",
-        hint=f"in a shell, write it in single quotes: '{path}@\\p{{L}}+|\\s+'",
+        hint=f"in a shell, put the argument in single quotes: '{path}@\\p{{L}}+|\\s+'",
     )

@@ -50,7 +50,7 @@ class Encoding(NamedTuple):
 
     ids: NDArray[np.int32]  # [T], token ids
     bounds: NDArray[np.int64]  # [T + 1], byte offset of each token, then the length of the text
-    num_changed: int  # number of bytes that the library changed before it encoded the text
+    num_changed: int  # number of bytes that the library changed before encoding
 
 
 class Tokenizer:
@@ -152,16 +152,16 @@ class Tokenizer:
         return decoded.table(len(self.table)).like(self.table)
 
     def segment(self, token: bytes | str) -> list[int]:
-        """Return ids that spell these bytes exactly in the middle of a text, without normalization.
+        """Return ids that spell a token's exact bytes in the middle of a text.
 
-        The method tries four ways in this order: the library's encoder, the model's merges applied
-        to bytes, byte tokens, and greedy longest match.
+        The bytes are not normalized. The method tries four ways in this order: the library's
+        encoder, the model's merges applied to bytes, byte tokens, and greedy longest match.
 
         >>> xtok.load_tokenizer("bytes").segment("né")
         [110, 195, 169]
 
         Raises:
-            TokenizerError: if the vocabulary cannot spell these bytes.
+            TokenizerError: if the vocabulary cannot spell the bytes.
         """
         if isinstance(token, str):
             _require_utf8([token])
@@ -197,7 +197,8 @@ class Tokenizer:
     def encode(self, text: str) -> Encoding:
         """Encode a text like the model's own library, without bos and eos around the text.
 
-        Control tokens in the text are recognized, even if the library does not recognize them.
+        Control tokens in the text are recognized, even if the library does not recognize control
+        tokens.
 
         >>> xtok.load_tokenizer("bytes").encode("né").bounds.tolist()
         [0, 1, 2, 3]
@@ -220,7 +221,7 @@ class Tokenizer:
         """Encode many texts like `encode`, and return only the ids.
 
         Raises:
-            TokenizerError: for the same reasons as in `encode`.
+            TokenizerError: for the same reasons as `encode`.
         """
         _require_utf8(texts)
         text_parts = [self._added.split(text) for text in texts]
@@ -302,7 +303,7 @@ class Tokenizer:
 
     @functools.cached_property
     def bos_id(self) -> int | None:
-        """The declared bos id, or None if the library does not add it before a text."""
+        """The declared bos id, or None if the library does not add this id before a text."""
         with no_panic(self._model_id):
             first = self._backend.ids_before()[:1]
         return next((i for i in first if i in self.declared.get("bos", ())), None)
@@ -476,7 +477,7 @@ def _stretch(
 ) -> tuple[list[int], int]:
     """Locate the tokens of a group in `data[start:end]`, and count the changed bytes.
 
-    If the tokens do not spell these bytes, the library's spans determine the positions.
+    If the tokens do not spell `data[start:end]`, the library's spans determine the positions.
     """
     starts: list[int] = []
     num_changed = 0
@@ -488,7 +489,7 @@ def _stretch(
     if spelled in (stretch, b" " + stretch):
         offsets = accumulate(map(len, tokens), initial=end - len(spelled))
         return starts + [max(offset, start) for offset in offsets][:-1], num_changed
-    # A control token can absorb the white space next to it.
+    # A control token can absorb adjacent white space.
     if len(tokens) > 1 or tokens[0].strip() != stretch.strip():
         num_changed += end - start
     firsts, indices = np.unique(span_starts.clip(start, end), return_index=True)

@@ -77,14 +77,14 @@ def read_tensor(path: Path, name: str, dimensions: Collection[int] = (2,)) -> to
     if tensor.ndim not in dimensions or tensor.dtype not in floats:
         raise EmbeddingError(
             f"{path}, {name}: {tensor.dtype} {list(tensor.shape)}, expected a matrix of floats",
-            hint="use a checkpoint without quantization, or download it again",
+            hint="use a checkpoint without quantization, or download the checkpoint again",
         )
     return tensor
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a safetensors file for PyTorch. Raises an `EmbeddingError` if it is damaged."""
+    """Open a safetensors file for PyTorch. Raises an `EmbeddingError` if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

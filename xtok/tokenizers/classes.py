@@ -19,7 +19,7 @@ class TokenClass(IntEnum):
     Spaces around a token are ignored. Letters take precedence over punctuation and emoji, so
     `.append` is Latin. Digits are decimal digits of any script. `x2` and `1.` are DIGITS_MIXED. A
     token with Han characters and kana is KANA. A PARTIAL_UTF8 token contains part of a character,
-    so it is not valid UTF-8.
+    so the token is not valid UTF-8.
     """
 
     DIGITS_1 = "1 digit"

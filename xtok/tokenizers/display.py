@@ -49,7 +49,8 @@ def _escape(char: str) -> str:
 def text_bytes(text: str) -> bytes:
     r"""Encode a text as UTF-8. Surrogates from `surrogateescape` become the original bytes.
 
-    These surrogates are `\udc80` to `\udcff`. Other unpaired surrogates become U+FFFD.
+    The surrogates from `surrogateescape` are `\udc80` to `\udcff`. Other unpaired surrogates become
+    U+FFFD.
     """
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", text)
     return kept.encode("utf-8", "surrogateescape")
@@ -137,7 +138,7 @@ def to_json(result: object) -> str:
 
 def visible(token: str) -> str:
     """Make spaces in an escaped token visible, and put `◌` before a combining character."""
-    from rich.cells import cell_len  # 9 ms, and only tables and pages need it
+    from rich.cells import cell_len  # takes 9 ms
 
     first = token[:1]
     joins = first and (unicodedata.category(first)[0] == "M" or not cell_len(first))

@@ -1,8 +1,8 @@
 """Read Hugging Face folders and repos with the same results as AutoTokenizer.
 
-Importing Transformers is slow: building a map from two folders takes 5 s with it and 2.5 s without
-it, on two busy cores. Therefore, xtok reads `tokenizer.json` with the `tokenizers` library, without
-Transformers, if all of these conditions hold:
+Importing Transformers is slow: building a map from two folders takes 5 s with Transformers, and 2.5
+s without Transformers, on two busy cores. Therefore, xtok reads `tokenizer.json` with the
+`tokenizers` library, without Transformers, if all of the following conditions hold:
 
 - AutoTokenizer uses `tokenizer.json` unchanged for this `model_type` and tokenizer class. Or the
   class takes only the vocabulary and merges from `tokenizer.json`, and a fingerprint shows that all
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def load_folder(
     files: ModelFiles, path: Path, *, trust_remote_code: bool = False
 ) -> HuggingFaceBackend:
-    """Load a folder or repo like `AutoTokenizer`. `path` is the vocabulary file in it."""
+    """Load a folder or repo like `AutoTokenizer`. `path` is its vocabulary file."""
     plain = None if trust_remote_code else without_library(files)
     by_transformers = partial(_by_transformers, files, path.name, trust_remote_code)
     backend = HuggingFaceBackend(plain or by_transformers(), str(files))
@@ -90,7 +90,8 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
 
     files.json("tokenizer_config.json")  # raises if the file is not a JSON object
     local = files.offline or (isinstance(files.model, str) and files.is_local)
-    # For these types, use the class that AutoTokenizer would use without mistral-common.
+    # For the types in `_MISTRAL_COMMON_TYPES`, use the class that AutoTokenizer would use without
+    # mistral-common.
     loader: Any = PreTrainedTokenizerFast if _is_mistral_common(files) else AutoTokenizer
     try:
         with quiet_hub():
@@ -111,14 +112,14 @@ def _by_transformers(files: ModelFiles, file: str, trust_remote_code: bool) -> A
         if "trust_remote_code" in str(error):
             raise TokenizerError(
                 f"{files} requires custom tokenizer code",
-                hint="review the code, then allow it with {option}; or pass the path of the "
-                "tokenizer.json, if the model has one",
+                hint="review the code, then allow the code with {option}; or pass the path of the "
+                "model's tokenizer.json, if available",
                 parameter="trust_remote_code",
             ) from error
         raise TokenizerError(
             f"AutoTokenizer cannot load {files}: {error}",
-            hint=f"check its {file} and tokenizer_config.json, or download them again"
-            + f"; or give the path of its {file}" * file.endswith(".model"),
+            hint=f"check {file} and tokenizer_config.json, or download both files again"
+            + f"; or give the path of {file}" * file.endswith(".model"),
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
@@ -211,10 +212,10 @@ BUILT = {
 }
 """Classes that read only the vocabulary and merges of `tokenizer.json`."""
 
-# The keys of these tables are model types, or "" for a folder without a config.json.
-# `READ_DIRECTLY` contains the classes for which AutoTokenizer uses tokenizer.json unchanged.
-# `BUILDERS` contains the class in `BUILT` that AutoTokenizer uses. Transformers before 5.8 uses
-# other classes, and some versions lose DeepSeek's spaces
+# The keys of `READ_DIRECTLY` and `BUILDERS` are model types, or "" for a folder without
+# config.json. `READ_DIRECTLY` contains the classes for which AutoTokenizer uses tokenizer.json
+# unchanged. `BUILDERS` contains the class in `BUILT` that AutoTokenizer uses. Transformers before
+# 5.8 uses other classes, and some versions lose DeepSeek's spaces
 # (https://github.com/huggingface/transformers/issues/45488). `tests/tokenizers/test_hf_folder.py`
 # compares the tables with the installed version of Transformers.
 _SINCE = (5, 8)
@@ -258,7 +259,7 @@ def can_read_alone() -> bool:
 
 
 def without_library(files: ModelFiles) -> PlainTokenizer | None:
-    """Read the `tokenizer.json` of a folder, or return None if Transformers must load it."""
+    """Read a folder's `tokenizer.json`, or return None if Transformers must load the folder."""
     if not can_read_alone():
         return None
     try:
@@ -305,7 +306,7 @@ def _roles(name: str, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _class(config: Mapping[str, Any], model: Mapping[str, Any]) -> str | None:
-    """Return the class that AutoTokenizer uses for these configs, or None if uncertain."""
+    """Return the class that AutoTokenizer uses for a folder's configs, or None if uncertain."""
     model_type, name = str(model.get("model_type")), config.get("tokenizer_class")
     builder = BUILDERS.get(model_type)
     if not isinstance(name, str | None):
@@ -339,7 +340,7 @@ def _content(token: Any) -> str:
 def _tokens_allow(rust: RustTokenizer, config: Mapping[str, Any], roles: Mapping[str, str]) -> bool:
     """Mark tokens with a role as special, and compare the added tokens with the config.
 
-    Returns True if they are equal and `tokenizer.json` neither pads nor truncates.
+    Returns True if the added tokens are equal and `tokenizer.json` neither pads nor truncates.
     """
     added = rust.get_added_tokens_decoder()
     listed = {str(i): {flag: getattr(t, flag) for flag in _FLAGS} for i, t in added.items()}

@@ -134,7 +134,7 @@ class ModelFiles:
         if not isinstance(content, dict):
             problem = f": {content}" * isinstance(content, str)
             raise self.error(
-                f"{path} is not a JSON object{problem}", hint="fix it, or download it again"
+                f"{path} is not a JSON object{problem}", hint="fix the file, or download it again"
             )
         return content
 

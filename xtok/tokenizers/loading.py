@@ -32,7 +32,7 @@ from xtok.tokenizers.model_names import (
 from xtok.tokenizers.pairs import Pair
 
 ModelLike: TypeAlias = str | PathLike[str] | Tokenizer
-"""A model argument: a name or path as in `load_tokenizer`, or a loaded tokenizer."""
+"""A model argument: a name or path for `load_tokenizer`, or a loaded tokenizer."""
 
 
 # One class for each of `model_names.BUILT_IN`.
@@ -46,7 +46,7 @@ def load_tokenizer(
     offline: bool = False,
     trust_remote_code: bool = False,
 ) -> Tokenizer:
-    """Load a tokenizer of any kind. The files determine which library reads them.
+    """Load a tokenizer of any kind. The kind of the files determines the library.
 
     >>> xtok.load_tokenizer("bytes", vocab_size=300)
     Tokenizer('bytes', bytes, 300 ids)
@@ -132,11 +132,11 @@ def load_pair(
         student_model: the student (rows), in any form that `load_tokenizer` accepts. A pair is
             returned unchanged.
         teacher_model: the teacher (columns).
-        offline: as in `load_tokenizer`.
-        trust_remote_code: as in `load_tokenizer`.
+        offline: see `load_tokenizer`.
+        trust_remote_code: see `load_tokenizer`.
 
     Raises:
-        TokenizerError: as in `load_tokenizer`.
+        TokenizerError: for the same reasons as `load_tokenizer`.
         TypeError: if the arguments are neither two models nor a pair.
     """
     if isinstance(student_model, Pair) and teacher_model is None:
@@ -151,7 +151,7 @@ def load_pair(
 
 
 def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Tokenizer:
-    """Wrap a loaded fast Hugging Face tokenizer without changing it.
+    """Wrap a loaded fast Hugging Face tokenizer, which stays unchanged.
 
     Args:
         tokenizer: a `PreTrainedTokenizerFast`.
@@ -165,7 +165,7 @@ def from_transformers(tokenizer: Any, *, vocab_size: int | None = None) -> Token
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
             f"{name} has type {type(tokenizer).__name__}, expected a fast Hugging Face tokenizer",
-            hint="load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True",
+            hint="use xtok.load_tokenizer, or AutoTokenizer with use_fast=True",
         )
     backend, path = HuggingFaceBackend(tokenizer, name), Path(name)
     return Tokenizer(backend, path.name or name, ModelFiles(path), vocab_size=vocab_size)
@@ -222,9 +222,9 @@ def _nothing_in(files: ModelFiles) -> TokenizerError:
         _head(files.model)
     files.find(TOKENIZER_JSON, required=True)
     return TokenizerError(
-        f"{files} has no tokenizer.json, so it has no fast tokenizer",
+        f"{files} has no fast tokenizer, because tokenizer.json is missing",
         hint=hint_without_fast(files)
-        or "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
+        or "run AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or "
         "pass the path of the .model or .tiktoken file",
     )
 
@@ -241,7 +241,7 @@ def _check_read(backend: Backend, files: ModelFiles) -> None:
         raise TokenizerError(
             f"AutoTokenizer does not read {path.name} in {files}: {len(missing):,} of its "
             f"{len(listed):,} tokens are missing",
-            hint="set tokenizer_class in its tokenizer_config.json"
+            hint="set tokenizer_class in tokenizer_config.json"
             + f", or pass the path of the file: {path}" * (path.suffix == ".model"),
         )
 
@@ -280,8 +280,8 @@ def _head(path: Path) -> bytes:
         raise TokenizerError(f"{path} is empty", hint="download the file again")
     if head.startswith(b"version https://git-lfs"):
         raise TokenizerError(
-            f"{path} is a Git LFS pointer, and the file itself is missing",
-            hint="run git lfs pull in its repository",
+            f"{path} is a Git LFS pointer instead of the file's contents",
+            hint="run git lfs pull in the file's repository",
         )
     if head.startswith(b"GGUF"):
         raise TokenizerError(

@@ -116,8 +116,8 @@ def _path(location: str) -> Path:
 def is_path(location: str, *, sure: bool = False) -> bool:
     """Whether a model's name is a path.
 
-    A name is a path if it is not a valid repo id, or ends like a tokenizer file (`.model`). If
-    `sure` is False, a name is also a path if its first folder exists.
+    A name is a path if the name is not a valid repo id, or has the suffix of a tokenizer file, such
+    as `.model`. If `sure` is False, a name is also a path if its first folder exists.
     """
     first, slash, _ = location.partition("/")
     return (
@@ -127,7 +127,7 @@ def is_path(location: str, *, sure: bool = False) -> bool:
     )
 
 
-# `name` or `owner/name`, as in utils/_validators.py of huggingface_hub.
+# `name` or `owner/name`; the rules are from utils/_validators.py of huggingface_hub.
 _REPO_ID = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]{0,95}", re.ASCII)
 
 

@@ -29,7 +29,7 @@ class Pieces(NamedTuple):
     """The spellings of several tokens, concatenated into one array of ids."""
 
     ids: NDArray[np.int32]  # [total], ids of the tokenizer that spells the tokens
-    counts: NDArray[np.int64]  # [tokens], number of pieces of each token; 0 if it cannot be spelled
+    counts: NDArray[np.int64]  # [tokens], number of pieces of each token; 0 without a spelling
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Pair:
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
         """Both tokenizers. Raises a `ValueError` if the pair has no tokenizers."""
         if self.student_tokenizer is None or self.teacher_tokenizer is None:
-            raise ValueError("the pair has no tokenizers: create it with xtok.load_pair")
+            raise ValueError("the pair has no tokenizers: create the pair with xtok.load_pair")
         return self.student_tokenizer, self.teacher_tokenizer
 
     @functools.cached_property
@@ -113,9 +113,9 @@ class Pair:
     def shared(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The teacher id for each student id and the student id for each teacher id, or −1.
 
-        The partners are one-to-one. The arrays are `[V_student]` and `[V_teacher]`, int64. First,
-        tokens with equal bytes are paired, if both tokenizers emit these tokens. Then, tokens with
-        equal roles are paired in the order of their ids.
+        The partners are one-to-one. The arrays are `[V_student]` and `[V_teacher]`, int64. First, a
+        student token and a teacher token with equal bytes are paired if the tokenizers emit both
+        tokens. Then, tokens with equal roles are paired in the order of their ids.
         """
         to_teacher, to_student = self.equal_bytes, self.reversed.equal_bytes
         to_teacher, to_student = _mutual(to_teacher, to_student), _mutual(to_student, to_teacher)
@@ -143,7 +143,7 @@ class Pair:
         return np.flatnonzero([text != text.lower() for text in texts])
 
     def pieces(self, student_ids: NDArray[np.int64], progress: Progress = silent) -> Pieces:
-        """Spell student tokens with the teacher's tokenizer, as in the middle of a text.
+        """Spell student tokens with the teacher's tokenizer, as parts of a longer text.
 
         `student_ids` are distinct ids of text tokens, `[n]`, int64. Spellings are cached.
 
@@ -200,7 +200,7 @@ def require_table(vocabulary: Vocabulary) -> TokenTable:
     """Return the token table. Raises an `XtokError` if the map contains no tokens."""
     if vocabulary.table is None:
         raise XtokError(
-            f"the map does not contain the tokens of {vocabulary.model_id}: xtok did not create it",
+            f"the map has no token table for {vocabulary.model_id}: xtok did not create the map",
             hint="give both models with {option}",
             parameter="pair",
         )

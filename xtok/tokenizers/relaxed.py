@@ -34,8 +34,8 @@ def relaxed_form(token: bytes) -> bytes:
 def match_relaxed(student: TokenTable, teacher: TokenTable) -> dict[int, int]:
     """Pair student ids that have no equal teacher token with near-equivalent teacher ids.
 
-    The near-equivalent token is the relaxed form of the student's token. If the teacher has no such
-    token, it is a space followed by the relaxed form.
+    The near-equivalent token is the relaxed form of the student's token. If the teacher has no
+    token with the relaxed form, the near-equivalent is a space and the relaxed form.
     """
     teacher_ids = teacher.canonical_ids()
     pairs: dict[int, int] = {}

@@ -57,7 +57,7 @@ _RESERVED = re.compile(
     r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
     r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
 )
-# In these roles, several student tokens can share a teacher token.
+# Several student tokens with such a role can share a teacher token.
 _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 
 
@@ -124,7 +124,7 @@ def _match_role(
 
 
 def _role_ids(role: str, table: TokenTable) -> list[int]:
-    # Byte-level tokenizers often declare the eos token as unk, but never emit it for text.
+    # Byte-level tokenizers often declare the eos token as unk, but never emit unk for text.
     ids = table.roles.get(role, ())
     return [i for i in ids if role != "unk" or table.types[i] == TokenType.UNKNOWN]
 

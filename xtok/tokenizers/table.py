@@ -28,7 +28,7 @@ SIDES = "student", "teacher"
 """Rows of a map belong to the student, columns to the teacher."""
 
 MAX_WIDTH = 2**24
-"""Maximum width of a vocabulary. It is 64 times the largest published width."""
+"""Maximum width of a vocabulary: 64 times the largest published width."""
 
 MAX_NAME = 1 << 10
 """Maximum length of a special token's name in bytes. Published names are shorter than 100."""
@@ -46,12 +46,12 @@ class TokenType(IntEnum):
 
 
 class TokenEntry(NamedTuple):
-    """A token of a tokenizer, before it is added to a table."""
+    """A token of a tokenizer, as the input of a `TokenTable`."""
 
     id: int
     type: TokenType
     content: bytes  # the token's bytes, or the name of a CONTROL or UNKNOWN token
-    display: bytes = b""  # the token's string in the files, if it differs from `content`
+    display: bytes = b""  # the token's string in the files; empty if equal to `content`
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class TokenTable:
         return np.isin(self.types, [TokenType.CONTROL, TokenType.UNKNOWN])
 
     def ids_of_type(self, *types: TokenType) -> NDArray[np.int64]:
-        """Return the ids of these types, int64, ascending."""
+        """Return the ids of the given types, int64, ascending."""
         return np.flatnonzero(np.isin(self.types, [int(t) for t in types]))
 
     def tokens(self) -> list[bytes]:
@@ -120,12 +120,12 @@ class TokenTable:
 
     @functools.cached_property
     def named_tokens(self) -> list[bytes]:
-        """The bytes of each id. For control tokens, these are the bytes of the name."""
+        """The bytes of each id. For a control token, the result contains the bytes of the name."""
         names = self.control_names
         return [names[i].encode() if i in names else token for i, token in enumerate(self._tokens)]
 
     def entries(self) -> Iterator[TokenEntry]:
-        """Yield the entries of all ids that are not UNUSED. They are the input of `Decoded`."""
+        """Yield the entries of all ids that are not UNUSED, as input for `Decoded`."""
         for i, (kind, token) in enumerate(zip(self.types.tolist(), self.named_tokens, strict=True)):
             if kind != TokenType.UNUSED:
                 yield TokenEntry(i, TokenType(kind), token)
@@ -191,7 +191,7 @@ class TokenTable:
     def around(
         self, ids: Sequence[int], *, bos: bool = True, eos: bool = False
     ) -> tuple[list[int], list[int]]:
-        """Return the bos id to add before the ids of a text, and the eos id to add after them.
+        """Return the ids to add around a text: the bos id before it, and the eos id after it.
 
         Both results are lists. A list is empty if its flag is False, if the ids already have the
         token, or if the tokenizer has no such token.
@@ -284,11 +284,11 @@ class Vocabulary(VocabularyFields):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the width is only a lower bound, as in some maps of other programs."""
+        """Whether the width is only a lower bound, because a map's file records no exact width."""
         return self.table is None and self.width_source in ("ids", "map")
 
     def ids_of(self, token: Token) -> list[int]:
-        """Return the ids of a token (see `TokenTable.ids_of`), or `[token]` if it is an id.
+        """Return the ids of a token (see `TokenTable.ids_of`), or `[token]` if `token` is an id.
 
         Raises:
             XtokError: if the token or id does not exist, or the map contains no tokens.
@@ -298,12 +298,12 @@ class Vocabulary(VocabularyFields):
             if not 0 <= token < self.vocab_size:
                 raise XtokError(
                     f"{self.model_id} has no id {token}, expected 0 to {self.vocab_size - 1}",
-                    hint="pass an id in this range, or pass the token itself",
+                    hint="pass an id in the expected range, or pass the token as text",
                 )
             return [token]
         if self.table is None:
             raise XtokError(
-                f"the map does not contain the tokens of {self.model_id}: xtok did not create it",
+                f"the map has no token table for {self.model_id}: xtok did not create the map",
                 hint="use the token's id instead",
             )
         ids = self.table.ids_of(token)
@@ -312,7 +312,7 @@ class Vocabulary(VocabularyFields):
             number = token if isinstance(token, str) and token.isdecimal() else ""
             raise XtokError(
                 f"{self.model_id} has no token '{shown}'",
-                hint="spaces are part of a token, as in ' the'; write bytes as '\\xe4'"
+                hint="write a token with its spaces, such as ' the', and bytes as '\\xe4'"
                 + f"; for the id {number}, pass an id instead of a text" * bool(number),
             )
         return ids

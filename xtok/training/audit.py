@@ -76,7 +76,8 @@ class Audit:
     def from_processes(cls, audits: Sequence[Audit]) -> Audit:
         """Merge the audits of all processes.
 
-        The measured values come from rank 0. All other messages name the ranks that reported them.
+        The measured values come from rank 0. Each other message names the ranks that reported this
+        message.
         """
         ranks: dict[Result, list[int]] = {}
         for rank, process_audit in enumerate(audits):
@@ -107,13 +108,13 @@ def audit(
     """Check the first batch of a run against its texts and the models' own libraries.
 
     The audit compares ids, roles and masks with the libraries, and the student's cross-entropy with
-    `forward(labels=…)`. It checks labels and alignments, finds parameters without a gradient, and
-    measures the bits per byte of all models. The audit does not change the models or the random
-    state. With `heads`, it needs no more memory than a training step.
+    `forward(labels=…)`. The audit also checks labels and alignments, finds parameters without a
+    gradient, and measures the bits per byte of all models. The audit does not change the models or
+    the random state. With `heads`, the audit needs no more memory than a training step.
 
     Args:
-        models: the student and its teachers, wrapped as in a training step; None for a teacher with
-            stored predictions.
+        models: the student and its teachers, with the wrappers of a training step; None for a
+            teacher with stored predictions.
         batch: a batch of `prepare`, on the models' device.
         collator: the collator that made the batch.
         heads: the heads from `find_heads`; None for a model that computes whole logits.
@@ -142,7 +143,7 @@ class _AuditedSide:
     tokenizer: Any  # a `Tokenizer`; None for stored predictions
     head: Head | None
     count: int = 0  # number of targets
-    # sums of −log p of the targets, of the tokens before them, and of the tokens after them
+    # sums of −log p of the targets, of the preceding tokens, and of the following tokens
     nats: float = math.nan
     nats_before: float = math.nan
     nats_after: float = math.nan
@@ -151,7 +152,7 @@ class _AuditedSide:
 
     @property
     def inner(self) -> Any:
-        """The model without its wrappers, unless they shard its parameters."""
+        """The model without its wrappers, unless the wrappers shard its parameters."""
         inner = getattr(unwrap(self.model), "_orig_mod", unwrap(self.model))
         return self.model if _is_sharded(inner) else inner
 
@@ -276,7 +277,8 @@ def _label_problems(
 ) -> Iterator[str]:
     """Compare the labels with the ids and with the targets of the texts.
 
-    Without `rows`, a token that ends a turn or text should be a target if it follows a target.
+    Without `rows`, a token that ends a turn or text should be a target if the previous token is a
+    target.
     """
     name, batch = audited.name, audited.batch
     ids, labels = batch["input_ids"].cpu(), batch["labels"].cpu()
@@ -345,12 +347,12 @@ def _gradient_findings(student: _AuditedSide, outputs: Any) -> Iterator[Result]:
     if not student.trainable:
         yield "warning", "no parameter of the student is trained, because requires_grad is False"
     if _is_sharded(student.inner):
-        yield "skipped", "which parameters receive a gradient (they are sharded)"
+        yield "skipped", "which parameters receive a gradient (the parameters are sharded)"
         return
     loss = getattr(outputs, "loss", None)
     reached = _reached_leaves(outputs.logits if loss is None else loss)
     if reached is None:
-        yield "skipped", "which parameters receive a gradient (checkpointing hides them)"
+        yield "skipped", "which parameters receive a gradient (checkpointing hides the parameters)"
         return
     # Experts that no token selected do not affect the loss.
     parameters = {n: p for n, p in student.trainable.items() if ".experts." not in n}
@@ -421,8 +423,8 @@ def _memory(parameter: Tensor) -> int:
 def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[Result]:
     """List the trained parameters on which the teacher's logits depend.
 
-    A teacher that is the student's base model can contain the student's adapters without using
-    them.
+    A teacher that is the student's base model can contain the student's adapters without using the
+    adapters.
     """
     memory = {n: _memory(p) for n, p in student.trainable.items()}
     teacher_parameters = {_memory(p): p for p in teacher.model.parameters()}
@@ -438,7 +440,7 @@ def _shared_findings(student: _AuditedSide, teacher: _AuditedSide) -> Iterator[R
         yield (
             "warning",
             f"{teacher.name} shares {len(names)} of the student's {len(memory)} trainable tensors, "
-            f"so training changes it: {listed(names)}; pass a copy if it should not change",
+            f"so training changes {teacher.name}: {listed(names)}; pass a copy to prevent this",
         )
 
 
@@ -452,7 +454,7 @@ def _teacher_problems(audited: _AuditedSide, num_rows: int) -> Iterator[str]:
     rounding = max(1e-5, 4 * eps) * float(first.amax().clamp(min=1)) if len(first) else 0.0
     if not bool(((first - second).abs() <= rounding).all()):
         results = " and ".join(f"{float(nats.mean()):.5f}" for nats in (first, second))
-        yield f"{name} gives different losses for the same batch, {results}: check it for dropout"
+        yield f"{name} gives different losses for the same batch, {results}: check for dropout"
     yield from _uniform_problems(audited)
     for position, nats in (("before", audited.nats_before), ("after", audited.nats_after)):
         if (bits := audited.bits(nats)) < (target_bits := audited.bits(audited.nats)) / 2:

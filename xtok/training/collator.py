@@ -120,15 +120,15 @@ class Batch(SideBatch, total=False):
 
 
 class DistillationCollator:
-    """A `collate_fn` that tokenizes samples for a student and its teachers, and aligns them.
+    """A `collate_fn` that tokenizes samples for a student and its teachers, and aligns the tokens.
 
     A sample is a text, a list of messages, or a mapping with `text` or `messages`, and optionally
     `tools` and `chat_template_kwargs`. Each model's chat template renders the conversations. Only
     the assistant's answers are targets. Rows are padded on the right. If `max_length` cuts off a
     part of a chunk, the alignment excludes the whole chunk.
 
-    The teachers can read more than the student. `teacher_context` is a text that they read before
-    `text`. `teacher_messages` (messages, or an object with `messages`, `tools` and
+    The teachers can read more than the student. `teacher_context` is a text that the teachers read
+    before `text`. `teacher_messages` (messages, or an object with `messages`, `tools` and
     `chat_template_kwargs`) replaces `messages`, but must end with the same answers. Each of the two
     fields can also be a list with one value per teacher. If a teacher's row exceeds `max_length`,
     the text that only the teacher reads is cut first, from the left.
@@ -150,8 +150,8 @@ class DistillationCollator:
         student: a repo id, a path or a loaded tokenizer (see `load_tokenizer`).
         teachers: one teacher, or a list of teachers. An empty list trains without teachers.
         max_length: maximum number of tokens per sample, for each model.
-        bos: add the declared bos token before each text that does not begin with it.
-        eos: add the declared eos token after each text that does not end with it.
+        bos: add the declared bos token before each text that does not begin with this token.
+        eos: add the declared eos token after each text that does not end with this token.
         max_comb_len: see `TokenAligner`.
         student_template: a chat template that replaces the template of the student's tokenizer.
         teacher_templates: one chat template per teacher. None uses the template of the teacher's
@@ -193,7 +193,7 @@ class DistillationCollator:
         return self.student.library or _TokenizerFile(self.student)
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        """Return the batch for these samples.
+        """Return the batch for the given samples.
 
         Raises:
             XtokError: if a vocabulary cannot spell a text, a conversation cannot be rendered, or

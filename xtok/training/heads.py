@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from xtok.training.collator import SideBatch
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
-"""Configuration keys for a factor of the logits. Models that use them, in this order: Cohere;
-Granite (a divisor) and HyperCLOVA X; Falcon H1; Muse."""
+"""Configuration keys for a factor of the logits. Models with these keys, in the order of the keys:
+Cohere; Granite (a divisor) and HyperCLOVA X; Falcon H1; Muse."""
 
 SOFTCAPS = "final_logit_softcapping", "logits_soft_cap"
-"""Configuration keys for the softcap c in c · tanh(logits / c). Models that use them, in this
-order: Gemma and nanochat; RecurrentGemma."""
+"""Configuration keys for the softcap c in c · tanh(logits / c). Models with these keys, in the
+order of the keys: Gemma and nanochat; RecurrentGemma."""
 
 PROBES = 0.0, 64.0, 1024.0
-"""`find_head` compares three positions. It scales the hidden states of each position so that the
-largest |hidden · weight| is about this value (0: no scaling). Large values reveal a factor or a
-softcap even if the model's logits are small."""
+"""`find_head` compares three positions. `find_head` scales the hidden states of each position so
+that the largest |hidden · weight| is about the position's value in `PROBES` (0: no scaling). Large
+values reveal a factor or a softcap even if the model's logits are small."""
 
 WHOLE_LOGITS_HINT = "pass hidden_states=False to a trainer, or wanted=False to find_heads"
 
@@ -129,7 +129,7 @@ def why_whole_logits(model: Any) -> str | None:
     """Return the reason why a model must compute whole logits, or None."""
     inner, name = unwrap(model), type(base_model(unwrap(model))).__name__
     if any("FullyShardedDataParallel" in type(m).__name__ for m in model.modules()):
-        return "FSDP 1 shards its head; FSDP 2 (fully_shard) can gather it"
+        return "FSDP 1 shards the head; only FSDP 2 (fully_shard) can gather the head"
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in (model, inner)):
         return "torch.compile hides its hidden states"
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", True):

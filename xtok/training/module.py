@@ -20,7 +20,7 @@ class ProjectionModule(nn.Module):
     """Projects student probabilities `[..., V_student]` to teacher probabilities with a map.
 
     If the module is learnable, the weights of each row are the softmax of parameters. The map's
-    weights initialize these parameters. The weight of a scale slot is the sigmoid of its parameter,
+    weights initialize the parameters. The weight of a scale slot is the sigmoid of its parameter,
     and the other entries of the row share the remaining weight. Each row sums to 1, so the weight
     of an entry never changes if its row has no other entry.
 

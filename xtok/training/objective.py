@@ -72,8 +72,9 @@ class Objective:
     def count(self, batch: Batch) -> Tensor:
         """Return the number of targets, then the number of terms of each teacher's loss.
 
-        The terms of most losses are chunks. Sum these counts, int64 `[1 + teachers]`, over all
-        processes and all batches of an optimizer step, and pass the sums to `terms` as `totals`.
+        The result is int64 `[1 + teachers]`. The terms of most losses are chunks. Sum the results
+        over all processes and all batches of an optimizer step, and pass the sums to `terms` as
+        `totals`.
         """
         sides = zip(self.losses, batch["teachers"], strict=True)
         num_targets = (batch["targets"] >= 0).sum()
@@ -94,8 +95,8 @@ class Objective:
 
         With `totals`, return the batch's share of the loss of an optimizer step. The shares of all
         batches in a step, and their gradients, add up to the loss and the gradient of one batch
-        with all rows. P-KL with `top_k` is an exception, because it chooses its columns for each
-        batch.
+        with all rows. P-KL with `top_k` is an exception, because P-KL selects the `top_k` columns
+        for each batch.
 
         Args:
             student_logits: `[B, T_s, V_s]`, or `HiddenLogits` if `hidden_support` is True for the

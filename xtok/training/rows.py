@@ -16,7 +16,7 @@ from xtok.conversation.batching import pad
 _T = TypeVar("_T")
 
 IGNORED = -100
-"""Label of tokens that are not targets, as in PyTorch's cross-entropy."""
+"""Label of tokens that are not targets. PyTorch's cross-entropy ignores this label."""
 
 
 def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -86,5 +86,5 @@ def to_device(value: _T, device: torch.device | str) -> _T:
 
 
 def stack(rows: Sequence[NDArray[Any]], fill: Any) -> torch.Tensor:
-    """Pad arrays `[T_i, …]` on the right, and stack them to a tensor `[B, T, …]` with T ≥ 1."""
+    """Pad arrays `[T_i, …]` on the right. Return a tensor `[B, T, …]` with T ≥ 1."""
     return torch.from_numpy(pad(rows, fill, padding_side="right"))

@@ -1,4 +1,4 @@
-"""Convert a sample to a row of ids for each side, and align these rows."""
+"""Convert a sample to a row of ids for each side, and align the rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from xtok.training.rows import checked_columns, read_flags, read_ids
 Sample: TypeAlias = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 Part: TypeAlias = tuple[list[int], bool]
-"""Token ids, and whether they are targets."""
+"""Token ids, and whether the tokens are targets."""
 
 
 class SampleRow(NamedTuple):
@@ -59,7 +59,7 @@ class SampleRow(NamedTuple):
         )
 
     def after_bos(self, table: TokenTable) -> SampleRow:
-        """Return the row. If it begins with a declared bos token, `num_before` is 1, else 0."""
+        """Return a copy with `num_before` 1 if the row begins with a declared bos token, else 0."""
         is_bos = np.isin(self.ids[:1], table.roles.get("bos", ()))
         return self._replace(num_before=int(is_bos.sum()))
 

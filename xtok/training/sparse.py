@@ -46,7 +46,7 @@ def check_width(side: str, logits_width: int, map_width: int) -> None:
         raise XtokError(
             f"the {side}'s logits have width {logits_width}, expected at least {map_width} "
             "(the map's width)",
-            hint=f"use a map for this {side}, or build it with width {logits_width}: {{option}}",
+            hint=f"use a map for the {side}, or build a map with width {logits_width}: {{option}}",
             parameter="vocab_size",
         )
 

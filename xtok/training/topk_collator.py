@@ -41,8 +41,8 @@ class TopKCollator:
     the remaining probability is 1 minus the sum of the candidates' probabilities. Entry i of a list
     predicts token i, so the first entry is empty or None. All tokens with candidates contribute to
     the loss, unless `valid`, `loss_mask` or, without a `loss_mask`, a label of -100 in `labels`
-    excludes them. Rows contain no padding. The `Batch` contains one teacher, which has only the key
-    `stored`.
+    excludes a token. Rows contain no padding. The `Batch` contains one teacher, which has only the
+    key `stored`.
     """
 
     max_length: int | None = None  # maximum number of tokens per row; None: no limit
@@ -54,7 +54,7 @@ class TopKCollator:
         check_length(self.max_length)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Batch:
-        """Return the batch for these rows.
+        """Return the batch for the given rows.
 
         Raises:
             ValueError: if rows or columns are missing or invalid.

@@ -38,7 +38,7 @@ Init: TypeAlias = Literal["pieces", "mean"]
 token's pieces), or `mean` (the mean of all rows)."""
 
 RECORD = "xtok_transplant.json"
-"""File that marks an output folder. It contains options, counts and file names."""
+"""File that marks an output folder, with options, counts and file names."""
 
 _COPIED_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _ID_LISTS = (
@@ -62,8 +62,8 @@ class Transplant:
     copied: int  # tokens that both tokenizers contain
     roles: int  # control tokens, copied from the token with the same role
     composed: int  # tokens computed from the rows of other tokens
-    empty: int  # tokens without pieces; they get the mean of all rows
-    padding: int  # rows without a token; they get the mean of all rows
+    empty: int  # tokens without pieces, which get the mean of all rows
+    padding: int  # rows without a token, filled with the mean of all rows
     bits_before: float | None = None  # bits per byte of the model with the old tokenizer
     bits_after: float | None = None
     notes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def transplant(
     documents: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Transplant:
-    """Give a model another tokenizer, and write it to a folder that Transformers can load.
+    """Give a model another tokenizer, and write the model to a folder that Transformers can load.
 
     A token that the old tokenizer also contains keeps its row, and a control token gets the row of
     the old token with the same role. All other rows are weighted means of old rows. Train the new
@@ -118,8 +118,8 @@ def transplant(
 
     Args:
         model: a folder or repo with safetensors weights.
-        tokenizer: the new tokenizer; Transformers must be able to load it.
-        folder: the output folder. It must be missing, empty, or an unchanged result of
+        tokenizer: the new tokenizer, which Transformers must be able to load.
+        folder: the output folder, which must be missing, empty, or an unchanged result of
             `transplant`.
         init: how to compute the row of a token that the model lacks. `pieces`: the mean of the rows
             of the old tokens that spell the token. `mean`: the mean of all rows. A map from the new
@@ -146,7 +146,7 @@ def transplant(
     if isinstance(init, str) and init not in get_args(Init) and not Path(init).is_file():
         raise XtokError(
             f"init is {init}, expected {', '.join(get_args(Init))} or the path of an existing map",
-            hint="pass one of these values with {option}",
+            hint="pass an expected value with {option}",
             parameter="init",
         )
     target = check_folder(folder, record=RECORD)
@@ -200,8 +200,8 @@ def new_rows(
         if not ("pad" in roles and "eos" not in roles and old_id in old_eos):
             partners[new_id] = old_id
     # All positions attend to the first token, so a token that begins texts gets the row of the old
-    # first token, even if it also begins turns. A token that also ends texts keeps the row of an
-    # end token.
+    # first token, even if the token also begins turns. A token that also ends texts keeps the row
+    # of an end token.
     for new_id in set(table.roles.get("bos", ())) - set(table.roles.get("eos", ())):
         partners[new_id] = next(iter(old_table.roles.get("bos", ())), partners[new_id])
     # If several ids have the same bytes (`<0x0A>` and a newline), the tokenizer emits only one. If
@@ -306,7 +306,7 @@ def _vocabulary_tensors(source: Checkpoint, name: str) -> tuple[dict[str, bool],
         problem = "has a tensor with one column per token"
     if problem:
         raise EmbeddingError(
-            f"{name} is a {config.model_type} model, which {problem}: not supported",
+            f"the model {name} ({config.model_type}) {problem}, which is not supported",
             hint="use a text-only model with one input-embedding layer",
         )
     is_tied = bool(getattr(config, "tie_word_embeddings", True))
@@ -369,7 +369,7 @@ def _write_settings(source: Checkpoint, pair: Pair, folder: Path) -> list[str]:
     """Write both config files, copy the licence, and return notes."""
     table, old_table = pair.tables
     ends, old_ends = [*table.roles.get("eos", ())], old_table.roles.get("eos", ())
-    for i in table.roles.get("turn_end", ()):  # ends texts if it has an old end token's row
+    for i in table.roles.get("turn_end", ()):  # a token with an old end token's row ends texts
         ends += [i] if i not in ends and pair.equal_roles.get(i) in old_ends else []
     config, generation = source.json(_CONFIG), source.json(_GENERATION_CONFIG)
     config.pop("tokenizer_class", None)

@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 class AlignedTexts(NamedTuple):
     """The ids of documents from both tokenizers, and the correct chunks (see `xtok align`).
 
-    Text belongs to no chunk if the two sides have different bytes for it.
+    Text does not belong to a chunk if the bytes of the two sides differ.
     """
 
     student: FlatIds
@@ -42,7 +42,7 @@ class AlignedTexts(NamedTuple):
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """The pair of tokens at the start of each chunk, int64, as in `pair_keys`."""
+        """The pair of tokens at the start of each chunk, int64 (see `pair_keys`)."""
         return pair_keys(self.student.ids[self.spans[0]], self.teacher.ids[self.spans[2]])
 
     def bytes_outside(self, sizes: NDArray[np.int64], table: TokenTable) -> NDArray[np.int64]:

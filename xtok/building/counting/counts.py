@@ -1,7 +1,7 @@
-"""Count pairs of tokens and count chunks.
+"""Count pairs of tokens, and count distinct chunks.
 
-Counts are integers, so they do not depend on the order of the texts. A pair is stored as an int64
-(see `pair_keys`).
+Counts are integers, so the order of the texts does not change the counts. A pair is stored as an
+int64 (see `pair_keys`).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ChunkCounts:
     ) -> NDArray[np.int64]:
         """Increase the count of each chunk by its amount, or by a single amount.
 
-        `spans` is int64 `[4, chunks]`, as in `AlignedTexts`. Returns the indices of the chunks,
+        `spans` is int64 `[4, chunks]` (see `AlignedTexts`). Returns the indices of the chunks,
         int64.
         """
         indices = np.empty(spans.shape[1], np.int64)

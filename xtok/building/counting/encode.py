@@ -60,8 +60,8 @@ class TextEncoder:
     def start_encoding(self, texts: Sequence[str]) -> Callable[[], list[FlatIds]]:
         """Start encoding in other threads, and return a function that waits for the result.
 
-        Each document is encoded as if text preceded it. The names of control tokens are encoded as
-        ordinary text.
+        Each document is encoded as if text preceded the document. The names of control tokens are
+        encoded as ordinary text.
         """
         ends = np.cumsum([len(text) for text in texts])
         goals = np.linspace(0, ends[-1] if len(ends) else 0, self.num_threads + 1)[1:-1]

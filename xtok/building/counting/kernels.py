@@ -116,8 +116,8 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
     """List the pairs of tokens within distinct chunks, with an amount for each pair.
 
     The amounts of a chunk add up to `unit` times its count, except for rounding. Every teacher
-    token gets an equal part. This part is divided among the student tokens by their weights in
-    `rows`, or equally if all these weights are 0. `chunks` is a `DistinctChunks`, and `rows` a
+    token gets an equal part. The student tokens share this part in proportion to their weights in
+    `rows`, or equally if all their weights are 0. `chunks` is a `DistinctChunks`, and `rows` a
     `MapRows`.
     """
     ids, bounds, widths, counts = chunks
@@ -143,7 +143,7 @@ def chunk_pairs(chunks, unit, rows, keys, amounts):  # type: ignore[no-untyped-d
 
 @kernel
 def chunk_losses(chunks, rows, epsilon, uniform, losses):  # type: ignore[no-untyped-def]
-    """Compute the cross-entropy of each distinct chunk, averaged as in P-KL, float64 `[chunks]`.
+    """Compute the cross-entropy of each distinct chunk for P-KL, float64 `[chunks]`.
 
     The prediction for a chunk is the mean of its student tokens' rows. The loss is the mean of
     `-ln((1 - epsilon) * prediction + uniform)` over its teacher tokens.

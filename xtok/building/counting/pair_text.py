@@ -85,7 +85,7 @@ class LeftOut:
 class CountPlan:
     """The optional counts to collect. Totals and tokens are always counted."""
 
-    target: Target = "start"  # pairs to count, as in `BuildConfig`
+    target: Target = "start"  # pairs to count; see `BuildConfig`
     hold_out: bool = False  # count one in `HELD_OUT` documents separately, chosen by a hash
     per_document: bool = False  # count each document's chunks; needs as much memory as the text
 
@@ -188,8 +188,8 @@ class PairText:
             raise XtokError(
                 f"the text contains no shared token boundary ({documents}, "
                 f"{text.totals.num_bytes:,} bytes)",
-                hint="use non-empty text that both tokenizers can spell; xtok align shows how "
-                "they differ",
+                hint="use non-empty text that both tokenizers can spell; xtok align shows the "
+                "tokens of both",
             )
         return text
 

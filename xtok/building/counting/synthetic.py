@@ -225,7 +225,7 @@ def _longest_beginnings(tokens: Sequence[bytes]) -> Integers:
 
 
 class _EvenNumbers:
-    """Quasi-random numbers in [0, 1). They require fewer texts than random numbers.
+    """Quasi-random numbers in [0, 1). Random numbers would require more texts.
 
     Each kind of decision uses the multiples of the golden ratio, modulo 1. The numbers are assigned
     in the order of the *causes*, the integers on which the decision depends (array-RQMC: L'Ecuyer,
@@ -414,7 +414,7 @@ _UNSPACED_BLOCKS = re.compile("[\u0e00-\u10ff\u2e80-\ud7a3\uf900-\ufaff\U0002000
 
 
 def text_kind(token: bytes) -> TextKind | None:
-    """Return the kind of a token, or None if it is not valid text."""
+    """Return the kind of a token, or None if the token is not valid text."""
     text = token.decode("utf-8", "ignore")
     if not text or text.encode() != token:
         return None

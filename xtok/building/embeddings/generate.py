@@ -50,8 +50,8 @@ def generate(
     """Map each student token to the most similar teacher tokens.
 
     The rows of control and unused ids are empty. With embeddings, the rows of partial characters
-    are also empty. By default, weights are |cosine| ** (10 * largest), as in NeMo-RL, where
-    `largest` is the largest |cosine| in the row. Each row is normalized.
+    are also empty. By default, weights are |cosine| ** (10 * largest), where `largest` is the
+    largest |cosine| in the row. NeMo-RL uses the same formula. Each row is normalized.
 
     >>> xtok.generate(xtok.load_pair("bytes", "bytes"), "spelling")["a"].entries[0]
     RowEntry(teacher_id=97, token='a', weight=1.0, is_slot=False)

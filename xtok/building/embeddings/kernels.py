@@ -63,7 +63,7 @@ def add_up_and_keep_largest(shared, first, values, indices):  # type: ignore[no-
             gram = row_grams[i]
             for j in range(starts[gram], starts[gram + 1]):
                 column = columns[j]
-                touched[num_touched] = column  # if already listed, the next column overwrites it
+                touched[num_touched] = column  # a repeated column is overwritten
                 num_touched += sums[column] == 0
                 sums[column] += squares[gram]
         for i in range(num_touched):

@@ -91,7 +91,7 @@ def _own_embeddings(tokenizer: Tokenizer, ids: Ids, offline: bool) -> Vectors:
     if model is None:
         raise EmbeddingError(
             f"{model_id} is a tokenizer file without embeddings",
-            hint="use the model's folder or repo id, or another {option}",
+            hint="use the model's folder or repo id, or choose a different {option}",
             parameter="embedding_model",
         )
     name, matrix = input_layer(model)

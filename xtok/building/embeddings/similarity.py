@@ -40,7 +40,7 @@ def largest_cosines(
     """Return each student vector's largest cosines, and their teacher indices, `[n, top_k]`.
 
     Each row is sorted by descending value, then by index. The third result, `[n]`, is the sum of
-    all m weights in each row. It is 0 if `weigh` is None.
+    all m weights in each row. If `weigh` is None, the sum is 0.
 
     Args:
         students: the student's vectors, float32 `[n, d]`, finite, without zero vectors.

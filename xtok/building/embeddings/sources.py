@@ -86,7 +86,7 @@ class SentenceModel:
         }  # fmt: skip
 
     def embed(self, texts: Sequence[str], progress: Progress) -> Vectors:
-        """Embed the texts, or load them from the cache."""
+        """Return the embeddings of the texts, from the cache if possible."""
         digest = hashlib.sha256(json.dumps([self.key, *texts], sort_keys=True).encode())
         path = self._cache / f"{digest.hexdigest()}.npy"
         cached = None if self._recompute else read_sealed(path, path.name)
@@ -131,7 +131,7 @@ class SentenceModel:
         except Exception as error:
             raise EmbeddingError(
                 f"the sentence model {self.model_id} cannot be loaded: {error}",
-                hint="check its modules.json and config.json, or download it again",
+                hint="check modules.json and config.json, or download the model again",
             ) from error
 
 

@@ -18,9 +18,9 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "failed": "bold re
 
 @contextmanager
 def printing(write: Callable[[str], object] | None = None) -> Iterator[Console]:
-    """Yield a console, and at the end write its text to stdout or pass it to `write`.
+    """Yield a console. At the end, pass the console's text to `write` (default: stdout).
 
-    The console does not write to stdout itself, because Rich exits with 1 if a pipe is closed.
+    The console does not write directly to stdout, because Rich exits with 1 if a pipe is closed.
     """
     console = Console(file=result_stream(), highlight=False)
     with console.capture() as captured:
@@ -45,7 +45,7 @@ def new_table(
     right: Collection[int] = (),
     caption: str | None = None,
 ) -> Table:
-    """Return a table with these rows. The columns in `right` are right-aligned."""
+    """Return a table with the given rows. The columns in `right` are right-aligned."""
     shown = caption and Text(printable_lines(caption), "table.caption")
     table = Table(caption=shown, caption_justify="left")
     for index, header in enumerate(map(cell, headers)):

@@ -90,7 +90,7 @@ def _wrap(blocks: Iterable[_ChunkBlock], width: int) -> Iterator[list[_ChunkBloc
 
 
 def _isolate(token: str) -> str:
-    """Escape a token, and isolate right-to-left text so that it stays in its cell."""
+    """Escape a token, and isolate right-to-left text so that the text stays in its cell."""
     token = visible(token)
     if any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in token):
         return f"\u2068{token}\u2069"

@@ -23,7 +23,7 @@ class PromptFormat:
 
     name: str
     template: str  # Jinja source
-    roles: Mapping[str, str]  # supported roles → names of these roles in the format
+    roles: Mapping[str, str]  # supported roles → names of the roles in the format
     needs: Sequence[str] = ()  # control or added tokens that the format requires
     pad_tokens: Sequence[str] = ()  # padding tokens, preferred to the roles `pad` and `unk`
     image_placeholders: Sequence[str] = ("<image>",)  # placeholders that answers must not contain
@@ -73,7 +73,7 @@ class PromptFormat:
             fix = "change the message"
             if role not in self.roles:
                 problem = f"has the role {role!r}"
-                fix = f"use one of its roles ({', '.join(self.roles)})"
+                fix = f"use one of the roles ({', '.join(self.roles)})"
             elif not isinstance(content, str) or message.get("tool_calls"):
                 problem = "is not plain text"
             elif role == "assistant" and (
@@ -84,7 +84,7 @@ class PromptFormat:
                 continue
             raise XtokError(
                 f"message {i} {problem}, which the format {self.name} does not allow",
-                hint=f"{fix}, or use a chat template that supports it",
+                hint=f"{fix}, or use a chat template that supports this message",
             )
 
 

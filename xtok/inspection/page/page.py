@@ -64,7 +64,7 @@ def report(
         maps: one or two maps, or their paths.
         output: the path of the page, which must end in `.html`.
         data: also write the contents as JSON next to the page.
-        texts: paths and globs of text on which the maps are measured, as in `evaluate`.
+        texts: paths and globs of text on which the maps are measured (see `evaluate`).
         pair: the maps' pair. Pieces, sentences and results on `texts` require the pair's
             tokenizers.
         names: names of the maps on the page.
@@ -73,7 +73,7 @@ def report(
 
     Raises:
         OutputError: if a file cannot be written, or an existing JSON file has other contents.
-        XtokError: as in `examine`, for maps and texts.
+        XtokError: if a map or a text is invalid; see `evaluate`.
     """
     paths = check_page(output, data)
     examined = examine(maps, texts=texts, pair=pair, names=names, field=field, progress=progress)
@@ -94,7 +94,7 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
             record = None
         if not (isinstance(record, dict) and {"pair", "maps"} <= record.keys()):
             raise OutputError(
-                f"{path} exists but does not contain the data of a page, so it is not replaced",
+                f"{path} is not replaced, because the file does not contain a page's data",
                 hint="move the file, or choose another name for the page",
             )
         paths.append(path)

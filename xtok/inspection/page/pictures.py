@@ -44,7 +44,7 @@ def _distance(a: float, b: float, area: float) -> float:
 
 
 def _common(a: float, b: float, distance: float) -> float:
-    # With these limits of the cosines, the area is also correct if one circle contains the other.
+    # The limits of the cosines make the area correct even if one circle contains the other.
     first = (distance**2 + a**2 - b**2) / (2 * distance)
     second = distance - first
     height = sqrt(max(0.0, a**2 - first**2))

@@ -107,7 +107,7 @@ def _entries(m: ProjectionMap, partner: NDArray[np.int64]) -> dict[str, NDArray[
 
 
 def weight_codes(weights: NDArray[Any]) -> NDArray[np.int64]:
-    """Round weights to three digits, and encode them as 900 * exponent + digits - 100.
+    """Round weights to three digits, and encode each weight as 900 * exponent + digits - 100.
 
     A weight is digits * 10 ** -(exponent + 2), and 1.0 is encoded as 0.
     """

@@ -14,8 +14,8 @@ def table(documents: Documents, target: StudentSide) -> Any:
     """Return the columns that `DataCollatorForKD` of axolotl 0.19 reads.
 
     The candidates of each row are renormalized to sum to 1. Rows with fewer candidates are padded
-    with an id that the student predicts with negligible probability, because axolotl's loss also
-    includes the padding when it normalizes the student's probabilities.
+    with an id that the student predicts with negligible probability, because the normalization of
+    the student's probabilities in axolotl's loss includes the padding.
     """
     import pyarrow
 

@@ -89,7 +89,7 @@ class Cache:
 
     @property
     def files(self) -> list[Path]:
-        """The cache file and, if it exists, its compression config."""
+        """The cache file, and its compression config if the config exists."""
         return [self.path] + [self.path.with_name(distillkit.CONFIG)] * (self.config is not None)
 
     @functools.cached_property
@@ -98,7 +98,7 @@ class Cache:
         return shards(self.path, "parquet" if self.kind in _COLUMNS else "jsonl")
 
     def check(self, documents: Documents, vocabulary: Vocabulary) -> Documents:
-        """Validate documents of this cache, and compare them with the cache's metadata."""
+        """Validate documents of this cache, and compare the documents with the cache's metadata."""
         rows = check_predictions(
             documents,
             vocabulary,
@@ -122,7 +122,7 @@ class Cache:
             # If a vocabulary has gaps, DistillKit writes the largest id instead of the width.
             if width < size - 1:
                 problem = f"{name}={width}, but {vocabulary.model_id} has {size} tokens"
-                raise cache_error(self.path, problem, "pass the model that made these ids")
+                raise cache_error(self.path, problem, "pass the model that made the ids")
         if self.looks_renormalized or (self.renormalized and not self.is_projected):
             sums, problem = masses(topk), "its probabilities sum to {:.4g}"
             is_wrong = topk.valid & exceeds(np.abs(sums - 1), 0)

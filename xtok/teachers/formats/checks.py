@@ -30,15 +30,15 @@ def _has_all(topk: TopK, vocabulary: Vocabulary) -> NDArray[np.bool_]:
 
 
 def is_renormalized(topk: TopK, vocabulary: Vocabulary) -> bool:
-    """Whether the candidates sum to 1 in each row, so they were probably renormalized.
+    """Whether the candidates sum to 1 in each row, which usually means that they were renormalized.
 
     Rows with a known rest, and rows that contain the whole vocabulary, are ignored.
     """
     has_rest = ~np.isnan(topk.rest_logprob) | _has_all(topk, vocabulary)
     topk = without_padding(topk)
     bits = topk.logprobs.view(np.int32)
-    # [nnz], maximum rounding errors. A float32 value ends with 16 zero bits if it was converted
-    # from bfloat16, and with 13 zero bits if it was converted from float16.
+    # [nnz], maximum rounding errors. A float32 value that was converted from bfloat16 ends with 16
+    # zero bits. A value that was converted from float16 ends with 13 zero bits.
     errors = np.select([bits & 0xFFFF == 0, bits & 0x1FFF == 0], [RELATIVE_ROUNDING, 2.0**-11])
     errors *= np.exp(topk.logprobs) * np.abs(topk.logprobs)
     limits = _DECIMALS + np.bincount(segment_ids(topk.starts), errors, len(has_rest))
@@ -87,7 +87,7 @@ def check_predictions(
         problem = f"is unused in {model}"
     if is_unknown.any():
         n = int(np.argmax(is_unknown))
-        hint = "pass the model that made these ids"
+        hint = "pass the model that made the ids"
         raise cache_error(documents.location(n), f"the id {ids[n]} {problem}", hint)
     has_all = _has_all(topk, vocabulary)
     try:

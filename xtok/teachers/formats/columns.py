@@ -14,7 +14,7 @@ from xtok.teachers.formats.documents import PER_TOKEN, Documents, cache_error, l
 from xtok.teachers.formats.flat_values import Bounds, flat_numbers
 
 PAD = -1e4
-"""Log-probability of padding. If it were −inf, programs that read the file would compute NaN."""
+"""Log-probability of padding. With −inf, programs that read the file would compute NaN."""
 
 CANDIDATE_COLUMNS = (
     *("compressed_logprobs", "bytepacked_indices", "token_ids", "top_values"),  # DistillKit
@@ -26,7 +26,7 @@ CANDIDATE_COLUMNS = (
 class CacheColumns:
     """A record batch with list columns and one document per row.
 
-    The methods check the types and lengths of the columns that they read.
+    Each method checks the types and lengths of the columns that the method reads.
 
     Attributes:
         bounds: int64 `[documents + 1]`, the start of each document in `token_ids`.
@@ -50,7 +50,8 @@ class CacheColumns:
     ) -> tuple[list[Bounds], NDArray[Any]]:
         """Return the bounds of a column's nested lists, outermost first, and the flat values.
 
-        `depth` is 1 if the column has one value per token, and 2 if it has one list per token.
+        `depth` is 1 for a column with one value per token, and 2 for a column with one list per
+        token.
         """
         import pyarrow.compute
 
@@ -122,7 +123,7 @@ class CacheColumns:
         return documents if is_token is None else documents.at_tokens(is_token)
 
     def _with_labels(self, mask: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-        """For documents without `loss_mask`, compute the mask from `labels` if it exists."""
+        """For documents without `loss_mask`, compute the mask from `labels` if `labels` exists."""
         labels = self.per_token("labels", np.int64, absent=0)
         if labels is None or mask is None:
             return mask if labels is None else labels != -100
@@ -177,7 +178,7 @@ def next_tokens(
 
 
 def list_array(bounds: NDArray[np.int64], values: Any) -> Any:
-    """Return a pyarrow list array with these bounds. A matrix becomes nested lists."""
+    """Return a pyarrow list array with the given bounds. A matrix becomes nested lists."""
     import pyarrow
 
     if isinstance(values, np.ndarray) and values.ndim == 2:

@@ -79,7 +79,7 @@ def read(
 def table(documents: Documents, target: StudentSide) -> Any:
     """Return plain columns. A document with N tokens gets N − 1 rows.
 
-    As in DistillKit's trainer, `labels[i]` masks row i, which predicts token i + 1.
+    `labels[i]` masks row i, which predicts token i + 1, because DistillKit's trainer expects this.
     """
     import pyarrow
 
@@ -107,7 +107,7 @@ class Bin(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """Options of compressed rows, named as in DistillKit's `DistributionQuantizationConfig`."""
+    """Options of compressed rows, the fields of DistillKit's `DistributionQuantizationConfig`."""
 
     d: int
     k: int
@@ -122,7 +122,7 @@ class Compression(NamedTuple):
 
 
 def is_plain(names: Sequence[str]) -> bool:
-    """Whether these columns contain plain rows."""
+    """Whether columns with the given names contain plain rows."""
     return {"token_ids", "top_values"} <= {*names}
 
 
@@ -184,9 +184,9 @@ def decompressed_rows(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Decompress ids and log-probabilities to `[rows, k]`, like DistillKit's `LogprobCompressor`.
 
-    A row contains exact values for `exact_k` candidates. For the other candidates, it contains the
-    coefficients of a polynomial, and small corrections (residuals). If the probabilities of a row
-    sum to more than 1, they are divided by their sum.
+    A row contains exact values for `exact_k` candidates. For the other candidates, the row contains
+    the coefficients of a polynomial, and small corrections (residuals). If the probabilities of a
+    row sum to more than 1, each probability is divided by the sum.
     """
     k, exact_k = config.k, config.exact_k
     num_rows = len(ids[0]) - 1

@@ -17,7 +17,7 @@ PER_TOKEN = (
     *("input_ids", "topk_ids", "topk_logprobs", "rest_logprob", "realized_logprob"),
     *("loss_mask", "labels", "attention_mask", "position_ids"),
 )
-"""Columns with one entry per token. `project` never copies these columns."""
+"""Columns with one entry per token, which `project` never copies."""
 
 PROJECTED = "xtok project"
 """Metadata value that marks predictions that `project` wrote."""

@@ -31,8 +31,8 @@ def json_document(
 ) -> TopK:
     """Convert the rows of a response to predictions for one document.
 
-    Null means −∞. `own` contains the log-probabilities of the text's tokens, if the format stores
-    them separately.
+    Null means −∞. `own` contains the log-probabilities of the text's tokens, for formats that store
+    these values separately.
     """
     if not isinstance(token_ids, list) or len(token_ids) != len(rows):
         count = len(token_ids) if isinstance(token_ids, list) else "no"

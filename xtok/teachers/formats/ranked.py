@@ -32,7 +32,7 @@ def ranked_topk(
     hint: str,
     own: Sequence[float | None] = (),
 ) -> RankedTopK:
-    """Build predictions for these ids from the rows of a response; see `json_document`."""
+    """Build predictions for `ids` from the rows of a response; see `json_document`."""
     if not all(rows[1:]):
         empty = [bool(row) for row in rows].index(False, 1)
         raise ValueError(f"token {empty} has no candidates")
@@ -43,8 +43,8 @@ def ranked_topk(
 def completed(scores: RankedTopK, vocab_size: int) -> RankedTopK:
     """Fill in missing log-probabilities of the text's tokens, because trainers require all values.
 
-    The rest of a row is divided equally among the tokens that are not candidates. A token without
-    a value gets one of these parts.
+    The rest of a row is divided equally among the tokens that are not candidates. A token without a
+    value gets the same part as every other token that is not a candidate.
     """
     topk = scores.topk
     is_unknown = np.isnan(topk.realized_logprob)
@@ -68,12 +68,12 @@ def ranked_entries(
     """Return the entries of a server's response: the text's token, then the best candidates.
 
     If a row has fewer than `top_k` candidates, the lowest other ids are added. Each added id gets
-    an equal part of the rest, as in `completed`, but is never more likely than a candidate.
+    an equal part of the rest (see `completed`), but is never more likely than a candidate.
 
     Returns:
         ids, log-probabilities and ranks, `[S, K + 1]`, and the number of valid entries in each row,
-        `[S]`. The first row has no valid entries. Another row has K valid entries if the text's
-        token is one of the K best, otherwise K + 1.
+        `[S]`. The first row has no valid entries. Each other row has K valid entries if the text's
+        token is among the K best tokens, otherwise K + 1.
     """
     topk, requested = scores.topk, top_k
     top_k = min(requested, vocab_size - 1)  # in addition to the realized token

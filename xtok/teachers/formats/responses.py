@@ -154,7 +154,7 @@ def _columns(
 ) -> dict[str, str | None]:
     """Return all fields that are not in `FIELDS` as strings, so that all rows have one schema."""
     other_fields = {name: value for name, value in response.items() if name not in FIELDS}
-    if kind == "sglang":  # in these responses, `text` is the generated text
+    if kind == "sglang":  # in responses, `text` is the generated text
         other_fields.pop("text", None)
         if isinstance(response.get("prompt"), str):
             other_fields["text"] = response["prompt"]

@@ -42,13 +42,13 @@ def read(response: Mapping[str, Any], location: object) -> TopK:
         raise cache_error(location, f"{problem}; meta_info has: {names}", _HINT) from error
     size = meta.get("prompt_tokens")
     if isinstance(size, int) and size > len(tokens):
-        problem = f"it contains only the last {len(tokens)} of {size} prompt tokens"
+        problem = f"the response contains only the last {len(tokens)} of {size} prompt tokens"
         raise cache_error(location, problem, _HINT)
     return json_document(tokens, rows, location, _HINT, logprobs)
 
 
 def _row(entry: Any, top: Any) -> JsonRow:
-    """Return the candidates for a token. Append the token itself if it is not a candidate."""
+    """Return the candidates for a token. If the token is not a candidate, append the token."""
     row = [(i, logprob) for logprob, i, *_ in top or ()]
     return [*row, (entry[1], entry[0])] if row and entry[1] not in dict(row) else row
 
@@ -76,7 +76,7 @@ def _as_list(values: Any, dtype: str) -> list[Any]:
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the body of a request for `top_k` candidates for each of these ids."""
+    """Return the body of a request for `top_k` candidates for each id in `ids`."""
     return {
         "input_ids": ids,
         "sampling_params": {"temperature": temperature, "max_new_tokens": 0},
@@ -85,7 +85,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the server's response for these ids. Check the types, but not the values."""
+    """Read the server's response for `ids`. Check the types, but not the values."""
     import msgspec
 
     from xtok.teachers.formats.structs import Generated

@@ -121,7 +121,7 @@ def _rank(row: dict[int, float], token: int, realized: float) -> dict[str, dict[
 
 
 def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0) -> dict[str, Any]:
-    """Return the body of a request for `top_k` candidates for each of these ids."""
+    """Return the body of a request for `top_k` candidates for each id in `ids`."""
     return {
         "model": model, "prompt": ids, "max_tokens": 1, "temperature": temperature,
         "prompt_logprobs": top_k,
@@ -129,7 +129,7 @@ def request(model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0
 
 
 def read_response(content: bytes, ids: Sequence[int]) -> RankedTopK:
-    """Read the server's response for these ids. Check the types, but not the values."""
+    """Read the server's response for `ids`. Check the types, but not the values."""
     import msgspec
 
     from xtok.teachers.formats.structs import Completion

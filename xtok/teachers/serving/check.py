@@ -61,19 +61,19 @@ async def _report(client: TeacherClient) -> ServerReport:
         mode = await _logprobs_mode(client, min(candidates, DEFAULT_CANDIDATES))
     except InvalidScores as error:
         kind, mode = client.kind, "raw_logits"
-        problem = f"its values are not log-probabilities: {error}"
+        problem = f"the server's values are not log-probabilities: {error}"
         findings.append(ServerFinding(problem, _PROBABILITIES, is_fatal=True))
     except TeacherError as error:
         if error.is_away:
             raise
-        problem = f"it returns no log-probabilities of a prompt: {error}"
+        problem = f"the server returns no log-probabilities of a prompt: {error}"
         findings.append(ServerFinding(problem, _START, is_fatal=True))
     version, prefix_caching = await _options(client, kind)
     if candidates:
         findings += client.findings(candidates, difference)
     if kind == "vllm" and candidates and prefix_caching:
         problem = "prefix caching can return outdated log-probabilities of a prompt"
-        change = "start it with --no-enable-prefix-caching"
+        change = "start the server with --no-enable-prefix-caching"
         findings.append(ServerFinding(problem, change, is_fatal=False))
     return ServerReport(
         url=client.url,
@@ -90,12 +90,12 @@ async def _report(client: TeacherClient) -> ServerReport:
 
 
 _START = "serve the teacher with vLLM 0.10 or later, or with SGLang"
-_PROBABILITIES = "if the server is vLLM, start it with --logprobs-mode raw_logprobs"
+_PROBABILITIES = "start a vLLM server with --logprobs-mode raw_logprobs"
 
 
 async def _logprobs_mode(client: TeacherClient, top_k: int) -> str:
     """Measure whether the temperature changes the log-probabilities of a prompt."""
-    ids = [*range(min(64, (client.max_model_len or 65) - 1))]  # all vocabularies have these ids
+    ids = [*range(min(64, (client.max_model_len or 65) - 1))]  # every vocabulary has these
     first, second = [
         (await client.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
         for temperature in (1.0, 0.5)
@@ -108,7 +108,7 @@ async def _logprobs_mode(client: TeacherClient, top_k: int) -> str:
 async def _options(
     client: TeacherClient, kind: ServerKind | None
 ) -> tuple[str | None, bool | None]:
-    """Return the server's version, and whether it caches prefixes."""
+    """Return the server's version, and whether the server caches prefixes."""
     if kind == "sglang":
         info = await _json(client, "/get_server_info")
         uncached = info.get("disable_radix_cache")

@@ -143,8 +143,8 @@ class Connection:
     ) -> bytes:
         """Post JSON, and return the body of the response.
 
-        The request is repeated if the server is too busy, or if the connection fails. It is not
-        repeated after a timeout.
+        The request is repeated if the server is too busy, or if the connection fails, but not after
+        a timeout.
 
         Raises:
             TeacherError: if the server refuses the request, or does not respond.
@@ -197,7 +197,7 @@ def is_loopback(host: str) -> bool:
 
 
 def json_of(response: httpx.Response) -> Any:
-    """Return the JSON of a response, or None if it is not JSON."""
+    """Return the JSON value of a response, or None if the response is not JSON."""
     with suppress(ValueError):
         return parse_json(response.content)
     return None

@@ -51,7 +51,7 @@ class ScoringRequest:
     common: Common
     unread: Sequence[str]  # ignored fields
     temperature: float | None
-    chooses: bool = False  # whether the request asks for the scores of ids that it lists
+    chooses: bool = False  # whether the request lists ids to score
 
 
 def model_cards(student: Vocabulary, teacher: str, max_model_len: int | None) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class _GenerateRequest(Common):
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] | None = None
     token_ids_logprob_positions: list[list[int]] | None = None
-    input_logprob_temperature: float | None = None  # ignored, so the response does not repeat it
+    input_logprob_temperature: float | None = None  # ignored and not in the response
 
 
 def generate_request(body: bytes) -> ScoringRequest:
@@ -271,7 +271,10 @@ def generate_request(body: bytes) -> ScoringRequest:
 def _chosen_ids(
     request: _GenerateRequest, sequences: list[list[int]]
 ) -> list[list[list[int]] | None]:
-    """Return the chosen ids for each token of each sequence; None for sequences without them."""
+    """Return the chosen ids for each token of each sequence.
+
+    The result is None for a sequence without chosen ids.
+    """
     rows = request.token_ids_logprob_positions
     if rows is not None:
         if len(sequences) > 1:

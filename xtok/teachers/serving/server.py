@@ -173,7 +173,7 @@ class Proxy:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
         if self._key and not hmac.compare_digest(key.encode(), self._key.encode()):
-            return _error(401, "the key is missing or wrong; send it as a Bearer token")
+            return _error(401, "the key is missing or wrong; send the key as a Bearer token")
         return None
 
     async def _response_to(self, body: bytes, parse: Parser) -> Response:
@@ -215,7 +215,7 @@ class Proxy:
             raise dialects.UnknownModel(f"model: {shorten(name)} is not served, expected {served}")
 
     def _texts(self, sequences: Sequence[Sequence[int]], system: str) -> list[SharedText]:
-        """Check sequences of student ids, and convert them to the teacher's tokens."""
+        """Check sequences of student ids, and convert the sequences to the teacher's tokens."""
         texts = []
         for ids in sequences:
             self._check_ids(ids)
@@ -360,7 +360,7 @@ async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[
 
 
 def _stop_by_signals(server: uvicorn.Server) -> None:
-    """Stop the server on signals, if it runs in the main thread.
+    """Stop the server on signals, if the server runs in the main thread.
 
     Uvicorn's own handlers raise the signal again after the server has stopped, so the process would
     not exit with code 0.

@@ -36,9 +36,9 @@ def serve(
     """Run a server that scores the student's ids with a teacher that has a different tokenizer.
 
     The server converts the student's ids to the teacher's tokens, requests their log-probabilities
-    from the teacher's server, and projects the log-probabilities onto the student's tokens. It
-    supports routes of vLLM (`/v1/completions` and `/inference/v1/generate`), of vLLM's demo server
-    (`/generate`) and of SGLang (`/generate`). It runs until SIGTERM or Ctrl-C.
+    from the teacher's server, and projects the log-probabilities onto the student's tokens. The
+    server supports routes of vLLM (`/v1/completions` and `/inference/v1/generate`), of vLLM's demo
+    server (`/generate`) and of SGLang (`/generate`). SIGTERM and Ctrl-C stop the server.
 
     Args:
         pair: the student and the teacher, with their tokenizers.
@@ -133,7 +133,7 @@ def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
 
 
 def _key(key: str | None, parameter: str) -> str | None:
-    """Check the characters of a key, and return it. The default is the key in the environment."""
+    """Check the characters of a key, and return the key. The default is the environment's key."""
     key = key or os.environ.get(f"XTOK_{parameter.upper()}")
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         problem = "the key starts or ends with a space or line break, or is not printable ASCII"

@@ -36,10 +36,10 @@ class ServerFormat(Protocol):
     def request(
         self, model: str, ids: Sequence[int], top_k: int, temperature: float = 1.0, /
     ) -> dict[str, Any]:
-        """Return the body of a request for `top_k` candidates for each of these ids."""
+        """Return the body of a request for `top_k` candidates for each id in `ids`."""
 
     def read_response(self, content: bytes, ids: Sequence[int], /) -> RankedTopK:
-        """Read the server's response for these ids. Check the types, but not the values."""
+        """Read the server's response for `ids`. Check the types, but not the values."""
 
     def token_texts(self, value: Any, ids: Sequence[int], /) -> list[Any]:
         """Return the texts of all tokens except the first, from a valid response."""
@@ -102,11 +102,11 @@ class TeacherClient:
         note: Note = silent_note,
         student: Tokenizer | None = None,
     ) -> None:
-        """Identify the server, and check that it serves the teacher.
+        """Identify the server, and check that the server runs the teacher.
 
         Args:
-            candidates: the number of candidates per token to request; None uses 64, or the server's
-                limit if it is lower.
+            candidates: the number of candidates per token to request; None uses 64, or a lower
+                limit of the server.
             wait: seconds to wait for a server that does not respond yet.
             note: called with notes for the user.
             student: the student's tokenizer, to detect that the student and teacher were swapped.
@@ -133,7 +133,7 @@ class TeacherClient:
                 if finding.is_fatal:
                     problem = f"the teacher's server at {self.url}: {finding.problem}"
                     raise XtokError(problem, hint=finding.change)
-                note(f"the teacher's server at {self.url}: {finding.problem}: {finding.change}")
+                note(f"the teacher's server at {self.url}: {finding.problem}; {finding.change}")
             self.last_check, self._allows_any_id = last_check, False
             self._is_connected, self.connection.note = True, note
         except (TeacherError, httpx.RequestError) as error:
@@ -157,7 +157,7 @@ class TeacherClient:
         """
         response = await self.connection.first_response("/v1/models", wait, note)
         if response.status_code in (401, 403):
-            raise TeacherError(f"it rejects the key: {problem_of(response)}")
+            raise TeacherError(f"the server rejects the key: {problem_of(response)}")
         value: Any = json_of(response) if response.is_success else None
         try:
             card = dict(value["data"][0])
@@ -188,8 +188,8 @@ class TeacherClient:
         if value["tokens"] == ids:
             return ""
         return (
-            f"it splits a text into {len(value['tokens'])} tokens, but {len(ids)} different tokens "
-            "were expected"
+            f"the server splits a text into {len(value['tokens'])} tokens, but {len(ids)} "
+            "different tokens were expected"
         )
 
     async def _text_difference(self, tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
@@ -220,7 +220,7 @@ class TeacherClient:
             if isinstance(text, str) and "\N{REPLACEMENT CHARACTER}" not in expected + text:
                 compared += bool(expected)
                 if text.strip() != expected:
-                    return f"its token {token_id} is {text!r}, not {expected!r}"
+                    return f"the server's token {token_id} is {text!r}, not {expected!r}"
         return "" if compared else None
 
     def findings(
@@ -231,20 +231,20 @@ class TeacherClient:
         expected = DEFAULT_CANDIDATES if wanted is None else wanted
         if allowed < min(expected, len(self.tokenizer.table)):
             yield ServerFinding(
-                f"it returns at most {allowed} candidates per token, expected {expected}",
+                f"the server returns at most {allowed} candidates per token, expected {expected}",
                 form.MORE.format(max(expected, DEFAULT_CANDIDATES)),
                 is_fatal=allowed < MIN_CANDIDATES or wanted is not None,
             )
         if difference:
             yield ServerFinding(
-                f"it has a different tokenizer than {teacher}: {difference}",
-                f"start it with {form.TOKENIZER} {teacher}, or name {self.model} as the teacher",
+                f"the server has a different tokenizer than {teacher}: {difference}",
+                f"start the server with {form.TOKENIZER} {teacher}, or use {self.model} as teacher",
                 is_fatal=True,
             )
         elif difference is None:
             yield ServerFinding(
-                "its tokenizer was not checked, because the server does not provide it",
-                f"start it without --skip-tokenizer-init, or make sure that it serves {teacher}",
+                "the tokenizer was not checked, because the server does not provide it",
+                f"start the server without --skip-tokenizer-init, or check that it runs {teacher}",
                 is_fatal=False,
             )
 
@@ -265,18 +265,18 @@ class TeacherClient:
                 raise TeacherError(reason(error), is_away=True) from error
             if problem:
                 teacher = self.tokenizer.vocabulary.model_id
-                problem = f"it now has a different tokenizer than {teacher}: {problem}"
+                problem = f"the server now has a different tokenizer than {teacher}: {problem}"
                 raise TeacherError(problem)
             self.last_check = now
 
     async def detect(self, wanted: int) -> int:
-        """Detect the kind of the server, and return the number of candidates that it allows.
+        """Detect the kind of the server, and return the server's limit of candidates per token.
 
         Raises:
             TeacherError: if the server returns no log-probabilities of a prompt.
             InvalidScores: if the server returns values that are not log-probabilities.
         """
-        ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has these ids
+        ids = [*range(min(8, len(self.tokenizer.table)))]  # every vocabulary has ids 0 to 7
         problem = ""
         for self.kind in ("vllm", "sglang"):
             try:
@@ -287,10 +287,10 @@ class TeacherClient:
                 problem = problem or str(error)
                 if limit := re.search(r"max allowed: (\d+)", str(error)):
                     return int(limit[1])
-        raise TeacherError(f"it responds neither like vLLM nor like SGLang: {problem}")
+        raise TeacherError(f"the server responds neither like vLLM nor like SGLang: {problem}")
 
     async def problem(self) -> str:
-        """Return the reason why the server is not healthy, or "" if it is healthy."""
+        """Return the reason why the server is not healthy, or "" for a healthy server."""
         try:
             response = await self.connection.send("GET", "/health")
         except (TeacherError, httpx.RequestError) as error:
@@ -306,7 +306,7 @@ class TeacherClient:
         """Return the log-probability of each id, and the `top_k` best candidates at its position.
 
         Raises:
-            TeacherError: if the server does not return log-probabilities for these ids.
+            TeacherError: if the server does not return log-probabilities for `ids`.
         """
         body = msgspec.json.encode(self.format.request(self.model, ids, top_k, temperature))
         max_bytes = len(ids) * (top_k + 2) * ENTRY_BYTES
@@ -318,7 +318,7 @@ class TeacherClient:
         is_short = 0 < size < min(top_k, len(self.tokenizer.table))
         if is_short and self._is_connected and not self._has_noted_fewer:
             self._has_noted_fewer = True
-            problem = f"it returns {size} candidates per token, although {top_k} were requested"
+            problem = f"the server returns {size} candidates per token, but {top_k} were requested"
             self.connection.note(f"the teacher's server at {self.url}: {problem}")
         return scores
 

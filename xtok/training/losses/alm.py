@@ -23,7 +23,7 @@ from xtok.training.losses.logits import AnyLogits, as_logits, log_probabilities
 from xtok.training.losses.one_pass import LogitBlock, Plan
 
 MARGIN = 1e-6
-"""Value that is subtracted from log-likelihoods so that they stay below 0, as tokenkit does."""
+"""Value that `alm` and tokenkit subtract from log-likelihoods, so that the results are below 0."""
 
 
 def alm(
@@ -53,8 +53,8 @@ def alm(
     token t + 1. See `event_kl` for the other arguments.
 
     Raises:
-        ValueError: as in `event_kl`, if a target in a chunk is not a valid id, or if a
-            log-probability is missing or above 0.
+        ValueError: if a target in a chunk is not a valid id, if a log-probability is missing or
+            above 0, or for the same reasons as `event_kl`.
     """
     return chunk_loss(
         plan_alm, (student_logits, teacher_logits), alignment, config or ALMConfig(), sample_mask,
@@ -63,7 +63,7 @@ def alm(
 
 
 def plan_alm(sides: BothLogits, config: ALMConfig) -> Plan:
-    """Return the plan of `alm` for `one_pass`."""
+    """Return the plan with which `one_pass` computes `alm`."""
     teacher, targets, stored = sides.teacher, sides.targets, None
     if teacher is None:
         if sides.teacher_logprobs is None:

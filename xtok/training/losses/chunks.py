@@ -1,4 +1,4 @@
-"""Chunks as tensors: their numbers, their tokens, and losses that compare them.
+"""Chunks as tensors: numbers and tokens of chunks, and losses that compare chunks.
 
 Chunk numbers continue from one row of the batch to the next. A block never splits a chunk.
 """
@@ -61,7 +61,7 @@ class NumberedAlignment(ShiftedAlignment[Tensor]):
 def chunks_in(
     aligned: ShiftedAlignment[Tensor], chunk_filter: ChunkFilter, device: torch.device | None = None
 ) -> Chunks:
-    """Return the numbered chunks of a shifted alignment. Number them if necessary."""
+    """Return the numbered chunks of a shifted alignment. Number the chunks if necessary."""
     if isinstance(aligned, NumberedAlignment):
         return aligned.chunks[chunk_filter]
     return number_chunks(aligned, chunk_filter, device=device)
@@ -147,11 +147,11 @@ class ChunkTokens(NamedTuple):
     sizes: Tensor  # [N], at least 1
 
     def last(self, chunks: Tensor) -> Tensor:
-        """Return the index of the last token in each of these chunks."""
+        """Return the index of the last token in each of the given chunks."""
         return self.starts[chunks] + self.sizes[chunks] - 1
 
     def select(self, chunks: Tensor, total: int) -> ChunkTokens:
-        """Return the tokens of these chunks (ascending). `total` is the number of tokens."""
+        """Return the tokens of `chunks`, which is ascending. `total` is the number of tokens."""
         sizes = self.sizes[chunks]
         chunk, indices = ranges(self.starts[chunks], sizes, total)
         starts = sizes.cumsum(0) - sizes
@@ -174,11 +174,11 @@ class ChunkTokens(NamedTuple):
 def tokens_in(
     side: str, chunk_ids: Tensor, sizes: Tensor, count: int, targets: Tensor | None, width: int
 ) -> ChunkTokens:
-    """Return the tokens of one side that are in chunks. `count` is their number.
+    """Return the tokens of one side that are in chunks. `count` is the number of these tokens.
 
     `chunk_ids`, `[B, T]`, contains the chunk number of each position, or N outside chunks. On a
-    CPU, an invalid id raises a `ValueError`. On other devices, it becomes −1, and `gather` returns
-    NaN for it.
+    CPU, an invalid id raises a `ValueError`. On other devices, an invalid id becomes −1, and
+    `gather` returns NaN for −1.
     """
     if targets is not None and targets.shape != chunk_ids.shape:
         raise ValueError(
@@ -277,12 +277,12 @@ class ChunkRows(NamedTuple):
     student: ChunkTokens  # chunk numbers start at 0 in the block, for both sides
     teacher: ChunkTokens
     teacher_logits: Tensor  # [n, V], one row per teacher token; [0] if stored
-    entries: Sequence[slice]  # range of these chunks in each of the part's `entries`
+    entries: Sequence[slice]  # range of the chunks in each of the part's `entries`
 
 
 CompareChunks: TypeAlias = Callable[[LogitBlock, ChunkRows], tuple[Tensor, Tensor]]
 TokenGradients: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Tokens in a block: rows, ids, log-probabilities, and gradients of these log-probabilities."""
+"""Tokens in a block: rows, ids, log-probabilities, and gradients of the log-probabilities."""
 
 
 def chunk_part(

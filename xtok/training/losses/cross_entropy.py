@@ -18,7 +18,7 @@ def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
     run only once, as for `event_kl`.
 
     Returns:
-        A scalar. It is 0, with zero gradients, if there are no targets.
+        A scalar. If there are no targets, the loss is 0, with zero gradients.
 
     Raises:
         ValueError: if shapes do not match, a target is not below the logits' width, or logits are
@@ -28,7 +28,7 @@ def cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Tensor:
 
 
 def plan_cross_entropy(student_logits: AnyLogits, targets: Tensor) -> Plan:
-    """Return the plan of `cross_entropy` for `one_pass`."""
+    """Return the plan with which `one_pass` computes `cross_entropy`."""
     student = as_logits(student_logits)
     width = student.shape[-1]
     if targets.shape != student.shape[:-1]:

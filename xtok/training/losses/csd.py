@@ -44,17 +44,18 @@ def csd(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the Common-Support Distillation loss (arXiv 2610.28895), as in NeMo-RL's draft.
+    """Return the Common-Support Distillation loss (arXiv 2610.28895) of NeMo-RL's draft.
 
     A chunk consists of student tokens s_1 … s_M and teacher tokens t_1 … t_N with equal bytes. A
-    chunk has K events. Event k replaces the last token of each side: it replaces s_M by the
-    completion u_k, and t_N by the completion v_k, which has the same text. The student's
-    distribution at temperature τ is
+    chunk has K events. Event k replaces the last token of each side: the completion u_k replaces
+    s_M, and the completion v_k replaces t_N. After the replacement, both sides have equal bytes
+    again. The student's distribution at temperature τ is
 
         q_S(k) = [∏_{r<M} p_S(s_r)] · p_S(u_k)      P_S = (q_S(1) … q_S(K), 1 − Σ q_S(k))
 
     P_T is defined in the same way for the teacher. The last event, called the rest, contains all
-    other outcomes. Its probability is increased to 1e-12 if it is lower. The completions are
+    other outcomes. If the probability of the rest is below 1e-12, it is increased to 1e-12. The
+    completions are
 
     - M = N = 1: all shared tokens;
     - M = 1: all student tokens with the spelling t_1 … t_{N−1}, v, for any teacher token v; N = 1:
@@ -66,18 +67,18 @@ def csd(
     D is KL(P_T ‖ P_S) by default, and KL(P_S ‖ P_T) with `reverse_kl`. With `jsd_beta` b, D is the
     generalized JSD b KL(P_T ‖ m) + (1 − b) KL(P_S ‖ m), where m = (1 − b) P_S + b P_T. If `alpha` α
     is above 0, the loss also compares the probabilities of shared tokens at the first position of
-    each chunk that is not 1:1, with the weight βα. In this comparison, the chunk's own first tokens
-    and its completions belong to the rest.
+    each chunk that is not 1:1, with the weight βα. In this comparison, the rest also contains the
+    first tokens of the chunk, and the completions.
 
-    As in NeMo-RL, 1:N and N:1 chunks with fewer than two completions are excluded. For a 1:1 chunk,
-    the probability of the rest is the sum over the remaining tokens, which is more accurate than
-    NeMo-RL's 1 − Σ q.
+    Like NeMo-RL, `csd` excludes 1:N and N:1 chunks with fewer than two completions. For a 1:1
+    chunk, the probability of the rest is the sum over the remaining tokens, which is more accurate
+    than NeMo-RL's 1 − Σ q.
 
     `index` is `spelling_index(spellings)`, on the logits' device. `targets` are the predicted ids,
     int64 `[B, T_s]` and `[B, T_t]`. See `event_kl` for the other arguments and the result.
 
     Raises:
-        ValueError: as in `event_kl`, or if a target in a chunk is not a valid id.
+        ValueError: if a target in a chunk is not a valid id, or for the same reasons as `event_kl`.
     """
     plan, logits = partial(plan_csd, index=index), (student_logits, teacher_logits)
     options = config or CSDConfig()
@@ -85,7 +86,7 @@ def csd(
 
 
 def plan_csd(sides: BothLogits, index: SpellingIndex, config: CSDConfig) -> Plan:
-    """Return the plan of `csd` for `one_pass`."""
+    """Return the plan with which `one_pass` computes `csd`."""
     require_type(index, SpellingIndex, "spelling_index(spellings)")
     tokens = sides.tokens(index.widths, sides.targets)
     if not sides.chunks.total:
@@ -117,7 +118,7 @@ class _SharedTokens(NamedTuple):
     def part(
         self, chunks: Tensor, cells: tuple[Tensor, Tensor] | None = None, weight: float = 1.0
     ) -> PlanPart:
-        """Return a part for these chunks. `cells` are pairs (chunk, student token) in the rest."""
+        """Return a part for `chunks`. `cells` are pairs (chunk, student token) in the rest."""
 
         def compare(block: LogitBlock, rows: Rows) -> tuple[Tensor, Tensor]:
             block_cells = None

@@ -109,7 +109,7 @@ def event_kl(
         sample_mask: `[B]`, 0 for rows that do not contribute to the loss.
 
     Returns:
-        A scalar. It is 0, with zero gradients, if no chunk contributes.
+        A scalar. If no chunk contributes, the loss is 0, with zero gradients.
 
     Raises:
         XtokError: if logits are narrower than the index.
@@ -128,8 +128,8 @@ def same_tokenizer_kl(
 ) -> Tensor:
     """Return the KL between a student and a teacher with the same tokenizer.
 
-    As in NeMo-RL, K contains the `top_k` tokens with the teacher's largest logits in the
-    microbatch. The softmax of each model is restricted to K (Hinton et al., arXiv 1503.02531):
+    K contains the `top_k` tokens with the teacher's largest logits in the microbatch, as in
+    NeMo-RL. The softmax of each model is restricted to K (Hinton et al., arXiv 1503.02531):
 
         loss = τ² · mean over positions of Σ_{j∈K} r_j (log r_j − log s_j)
 
@@ -139,7 +139,7 @@ def same_tokenizer_kl(
     tokens instead, so the two models' rows can differ in padding, truncation and chat template.
 
     Returns:
-        A scalar. It is 0, with zero gradients, if no position contributes.
+        A scalar. If no position contributes, the loss is 0, with zero gradients.
 
     Raises:
         ValueError: if shapes do not match, or logits are NaN or +∞.
@@ -156,7 +156,7 @@ def same_tokenizer_kl(
 
 
 def plan_event_kl(sides: BothLogits, index: EventIndex | None = None, *, config: Any) -> Plan:
-    """Return the plan of `event_kl` for `one_pass`. Without `index`, it compares equal ids."""
+    """Return the plan with which `one_pass` computes `event_kl`, or plain KL without `index`."""
     student, teacher = sides.tokens((0, 0) if index is None else index.widths)
     firsts = student.positions[student.starts], teacher.positions[teacher.starts]
     return plan_kl(sides.student, sides.teacher, firsts, config, index)

@@ -40,9 +40,9 @@ class ExactPairs(NamedTuple):
 def exact_pairs(projection: ProjectionMap, *, threshold: float | None = None) -> ExactPairs:
     """Return the pairs that `gold` compares, like NeMo-RL's `build_exact_token_map`.
 
-    Without a threshold, a row of the map forms a pair if it has a single entry, with weight 1, and
-    both tokens have equal bytes or the same role. If several rows have the same teacher token, only
-    the row with the lowest student id forms a pair.
+    Without a threshold, a row of the map forms a pair if the row has a single entry, with weight 1,
+    and both tokens have equal bytes or the same role. If several rows have the same teacher token,
+    only the row with the lowest student id forms a pair.
 
     With a threshold (0.6 for H-KL), a row forms a pair if its largest weight, excluding scale
     slots, is at least the threshold. If several rows have the same teacher token, only the row with
@@ -96,7 +96,7 @@ def gold(
 
 
 def plan_gold(sides: BothLogits, pairs: ExactPairs, config: GoldConfig) -> Plan:
-    """Return the plan of `gold` for `one_pass`."""
+    """Return the plan with which `one_pass` computes `gold`."""
     require_type(pairs, ExactPairs, "exact_pairs(projection)")
     width, teacher_width = pairs.widths
     student, teacher = sides.tokens(pairs.widths)

@@ -12,7 +12,7 @@ from torch import Tensor
 from xtok.training.sparse import block_length, work_dtype
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
-"""The accumulated gradient of each tensor in `inputs`; None if it requires no gradient."""
+"""The accumulated gradient of each tensor in `inputs`; None for a tensor without a gradient."""
 
 
 FLOOR = -23.02585092994046
@@ -204,7 +204,7 @@ class WholeLogits:
         return grad.masked_fill_(torch.isneginf(logits), 0)
 
     def add_gradient(self, gradients: Gradients, positions: Tensor, grad: Tensor) -> None:
-        """Write the gradient of the logits at these positions."""
+        """Write the gradient of the logits at the given positions."""
         [logit_grad] = gradients
         if logit_grad is not None:
             logit_grad[batch_indices(self, positions)] = grad.to(logit_grad.dtype)
@@ -245,8 +245,8 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
 def top_columns(logits: Logits, compared: Tensor, width: int, top_k: int) -> Tensor:
     """Return the k = `top_k` ids with the largest logits at any position, ascending, int64 `[k]`.
 
-    Ids of `width` or more are ignored. Positions with NaN or +∞ are ignored, unless they are in
-    `compared`, int64 `[n]`.
+    Ids of `width` or more are ignored. Positions with NaN or +∞ are ignored, unless `compared`,
+    int64 `[n]`, contains the position.
     """
     size, step = logits.shape[0] * logits.shape[1], block_length(logits, logits.shape[2])
     if size and isinstance(logits, WholeLogits):  # needs no copies: a tenth of the time

@@ -165,7 +165,7 @@ def _compare(
     gradients: Gradients,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Return each plan's sum of terms, and add the gradients of these sums to `gradients`."""
+    """Return the sum of each plan's terms, and add the gradients of the sums to `gradients`."""
     sums = [torch.zeros((), dtype=torch.float64, device=logits.device) + p.value for p in plans]
     terms: list[_Term] = [
         (part, weight * (plan.scale / plan.temperature), total)
@@ -228,7 +228,7 @@ InBlock: TypeAlias = tuple[int, Rows, Tensor | None]
 """A part's number, its rows, and the rows' indices in the block (None for all)."""
 
 Block: TypeAlias = tuple[slice, list[InBlock]]
-"""A slice of a group of positions, and the parts that compare these positions."""
+"""A slice of a group of positions, and the parts that compare the positions of the slice."""
 
 
 def _with_teachers(
@@ -316,7 +316,7 @@ def _order(
     for index, part in enumerate(parts):
         code *= 2
         code[part.positions] += 1
-        if index % 32 == 31:  # renumber codes so that they fit into 64 bits
+        if index % 32 == 31:  # renumber codes so that the codes fit into 64 bits
             code = torch.where(code > 0, torch.unique(code, return_inverse=True)[1] + 1, 0)
     for positions, *_, chunk in parts:
         if chunk is not None:
@@ -359,7 +359,7 @@ def _slices(
 
 
 class _WithGradient(torch.autograd.Function):
-    """Connects a loss to its inputs through gradients that are already computed."""
+    """Makes a loss differentiable: `backward` returns the gradients that were computed before."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: Any, *inputs: Tensor | None) -> Tensor:

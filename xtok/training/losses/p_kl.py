@@ -1,4 +1,4 @@
-"""P-KL: project the student's probabilities with a map, and compare them with the teacher's."""
+"""P-KL: project the student's probabilities, and compare the result with the teacher's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def p_kl(
     *,
     sample_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the P-KL loss of X-Token (arXiv 2605.21699), as NeMo-RL computes it.
+    """Return the P-KL loss of X-Token (arXiv 2605.21699), with the same result as NeMo-RL.
 
     Let p be the student's softmax at temperature τ, and W the map. A chunk C has the student's
     positions C_s and the teacher's positions C_t. K contains the k teacher tokens with the largest
@@ -64,7 +64,7 @@ def p_kl(
 
 
 def plan_p_kl(sides: BothLogits, module: ProjectionModule, config: PKLConfig) -> Plan:
-    """Return the plan of `p_kl` for `one_pass`."""
+    """Return the plan with which `one_pass` computes `p_kl`."""
     require_type(module, ProjectionModule, "xtok.ProjectionModule(projection)")
     (width, teacher_width), compared, temperature = module.shape, sides.teacher, config.temperature
     student, teacher = sides.tokens(module.shape)

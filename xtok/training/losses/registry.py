@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class BatchLoss(ABC):
-    """A loss that trainers call with a prepared batch and one teacher's part of it."""
+    """A loss that trainers call with a prepared batch and one teacher's part of the batch."""
 
     takes_hidden = True
     """Whether the loss accepts `HiddenLogits`."""
@@ -54,7 +54,7 @@ class BatchLoss(ABC):
 
     @abstractmethod
     def plan(self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch) -> Plan:
-        """Return a plan for `one_pass`."""
+        """Return the plan with which `one_pass` computes the loss."""
 
     def __call__(
         self, student_logits: Any, teacher_logits: Any, batch: Batch, side: SideBatch
@@ -69,8 +69,8 @@ class CustomLoss(BatchLoss):
     """A user-defined loss, which PyTorch computes from whole logits.
 
     `mean` takes the student's logits, the teacher's logits (None for stored predictions), the batch
-    and the teacher's part. It returns the mean loss, a scalar. `count` returns the number of terms
-    that `mean` averages. The default is the number of chunks.
+    and the teacher's part. The result is the mean loss, a scalar. `count` returns the number of
+    terms that `mean` averages. The default is the number of chunks.
     """
 
     mean: Callable[[Any, Any, Batch, SideBatch], Tensor]

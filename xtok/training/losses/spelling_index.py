@@ -60,7 +60,7 @@ class CompletionTrie(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The events of N chunks. `csd` compares the models' probabilities of these events."""
+    """The events of N chunks. `csd` compares the models' probabilities of the events."""
 
     singles: Tensor  # int64 [n], chunks with one token on each side
     groups: Tensor  # int64 [G], the other chunks that contribute to the loss
@@ -94,8 +94,9 @@ class SpellingIndex(NamedTuple):
     def events(self, student: ChunkTokens, teacher: ChunkTokens) -> Events:
         """Find the completions of N ≥ 1 chunks: tokens that can replace a chunk's last token."""
         is_one = student.sizes == 1, teacher.sizes == 1
-        # [N], whether each chunk has one token per side, and whether it contributes to the loss. A
-        # chunk with one token on only one side contributes if it has several completions (below).
+        # [N], whether each chunk has one token per side, and whether the chunk contributes to the
+        # loss. A chunk with one token on only one side contributes if the chunk has several
+        # completions (below).
         is_single, is_counted = is_one[0] & is_one[1], is_one[0] == is_one[1]
         kinds = is_single, is_counted & ~is_single, is_one[0] & ~is_one[1], is_one[1] & ~is_one[0]
         # Transfer all sizes at once, because each transfer waits for the device.
@@ -110,7 +111,7 @@ class SpellingIndex(NamedTuple):
             starts, prefix_sizes = spelled.starts[chunks], spelled.sizes[chunks] - 1
             nodes = trie.nodes(spelled.ids, starts, prefix_sizes, longest)
             several = trie.counts(nodes)
-            several = several * (several > 1)  # as in NeMo-RL, a single completion does not count
+            several = several * (several > 1)  # NeMo-RL's rule: one completion does not count
             is_counted[chunks] = several > 0
             prefixed.append((trie, chunks, nodes, several))
         is_other = is_counted & ~is_single

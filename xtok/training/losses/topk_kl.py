@@ -26,10 +26,10 @@ def topk_kl(
 ) -> Tensor:
     """Return the KL between stored top-k predictions and the student's predictions.
 
-    Stored row i predicts token i, as in the responses of inference servers. The loss compares row i
-    with the logits at position i − 1. All tokens without a stored probability form one event, the
-    rest. Let p be the stored probabilities of K tokens at temperature 1, and q the student's
-    softmax. Then
+    Stored row i predicts token i, like row i in the responses of inference servers. The loss
+    compares row i with the logits at position i − 1. All tokens without a stored probability form
+    one event, the rest. Let p be the stored probabilities of K tokens at temperature 1, and q the
+    student's softmax. Then
 
         loss = mean over valid tokens of
                Σ_{k∈K} p_k (log p_k − log q_k) + p_rest (log p_rest − log q_rest)
@@ -45,7 +45,7 @@ def topk_kl(
         valid: `[B, T]`, 0 for tokens to exclude; the first token of a row is always excluded.
 
     Returns:
-        A scalar. It is 0, with zero gradients, if no token is valid.
+        A scalar. If no token is valid, the loss is 0, with zero gradients.
 
     Raises:
         ValueError: if shapes do not match, ids are repeated or not below the student's width,
@@ -58,7 +58,7 @@ def topk_kl(
 
 
 def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
-    """Return the plan of `topk_kl` for `one_pass`."""
+    """Return the plan with which `one_pass` computes `topk_kl`."""
     student = as_logits(student_logits)
     shapes = [list(x.shape) for x in vars(stored).values()]
     rows, width = list(student.shape[:2]), student.shape[-1]
@@ -82,8 +82,8 @@ def plan_topk_kl(student_logits: AnyLogits, stored: StoredTopK) -> Plan:
         ids, log_p = _candidates(top, logprobs.to(dtype), width)
         log_rest = rests.to(dtype)
         p, p_rest = log_p.exp(), log_rest.exp()
-        # q_rest is a sum over the other tokens, because 1 − Σ q_k is inaccurate if it is small.
-        # Column `width` belongs to unused entries.
+        # q_rest is a sum over the other tokens, because a small 1 − Σ q_k is inaccurate. Column
+        # `width` belongs to unused entries.
         log_others = torch.nn.functional.pad(log_q, (0, 1))
         candidate_logprobs = log_others.gather(1, ids)
         log_others[:, width] = -torch.inf

@@ -39,13 +39,14 @@ EVALUATION_NOTE = (
 class DistillationTrainer(Trainer):
     """A `Trainer` for an objective and its teachers, with logs and evaluation.
 
-    In addition to `loss`, training logs contain these averages over the same optimizer steps and
-    over all processes:
+    In addition to `loss`, training logs contain the following averages, over the same optimizer
+    steps and all processes:
 
     - `cross_entropy` and `distillation`, the two parts of the loss;
     - `coverage`, the share of targets in chunks.
 
-    Evaluation logs contain these averages over all rows of the dataset, without repeated rows:
+    Evaluation logs contain the following averages over all rows of the dataset, without repeated
+    rows:
 
     - `eval_loss`, `eval_cross_entropy` and `eval_distillation`;
     - `eval_bits_per_byte`, the student's cross-entropy in bits, divided by the targets' bytes;
@@ -219,7 +220,7 @@ class DistillationTrainer(Trainer):
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        """Evaluate a batch. Whole logits are computed only if the caller needs them."""
+        """Evaluate a batch. Whole logits are computed only if the caller needs the logits."""
         if not prediction_loss_only:
             return super().prediction_step(model, inputs, False, *args, **kwargs)
         with torch.no_grad(), self.compute_loss_context_manager():

@@ -23,7 +23,7 @@ class NemoTokenAligner(aligner.TokenAligner):
     Args:
         student_tokenizer: a fast Hugging Face tokenizer, or another input of `load_tokenizer`.
         teacher_tokenizer: the teacher's tokenizer, in the same form.
-        projection_matrix_path: the map for these two tokenizers, or a table in the format of
+        projection_matrix_path: the map for the two tokenizers, or a table in the format of
             NeMo-RL's draft 4177.
         max_comb_len: see `xtok.TokenAligner`.
 

@@ -41,9 +41,9 @@ class XTokTrainer(DistillationTrainer):
         teacher_weights: weights of the teachers' losses, each 1 by default.
         combine: weights of the distillation loss and the cross-entropy, both 1 by default.
         **kwargs: arguments of a `Trainer`, and two options of xtok. If `hidden_states` is True,
-            losses compute logits in blocks from hidden states. If it is False, models compute whole
-            logits. By default, hidden states are used if possible. If `audit` is True (default),
-            the trainer checks the first batch with the models' libraries.
+            losses compute logits in blocks from hidden states. If `hidden_states` is False, models
+            compute whole logits. By default, hidden states are used if possible. If `audit` is True
+            (default), the trainer checks the first batch with the models' libraries.
 
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, if one
@@ -84,8 +84,8 @@ class XTokTrainer(DistillationTrainer):
         if len(models) != len(pairs):
             raise ValueError(f"{len(models)} teachers, but the collator has {len(pairs)}")
         super().__init__(model, args, data_collator, **kwargs)
-        # Workaround: Transformers before 5.19 ignores `loss_is_scaled_for_ga`. It divides the loss
-        # by the number of batches unless this attribute is True.
+        # Workaround: Transformers before 5.19 ignores `loss_is_scaled_for_ga`, and divides the loss
+        # by the number of batches unless `model_accepts_loss_kwargs` is True.
         self.model_accepts_loss_kwargs = True
         self.teachers = [None if x is None else self._load(x) for x in models]
         self.objective = make_objective(
@@ -115,7 +115,7 @@ class XTokTrainer(DistillationTrainer):
         device = self.accelerator.device
         is_placed = hasattr(teacher, "hf_device_map")  # placed on several devices by `device_map`
         if not is_placed and next(teacher.parameters()).device != device:
-            teacher.to(device)  # `prepare_model` would treat it as the trained model
+            teacher.to(device)  # `prepare_model` would treat the teacher as the trained model
         return teacher
 
 

@@ -56,7 +56,7 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     `teacher_prompt`) replaces the prompt for the teacher. If prompts are texts, the column
     `teacher_context` is a text that only the teacher reads, before the prompt.
 
-    xtok's losses use these options of `GOLDConfig`: `uld_crossentropy_weight`,
+    xtok's losses use the following options of `GOLDConfig`: `uld_crossentropy_weight`,
     `uld_distillation_weight`, and the two ULD temperatures, which must be equal. `beta` and the
     other ULD options have no effect.
 
@@ -115,7 +115,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
         )
         self.teachers = [self.teacher_model]
         # Workaround: Transformers (5.24) prepares the student for an evaluation before training
-        # only if this private list is empty. GOLDTrainer (TRL 1.14 to 1.16) adds the teacher to it.
+        # only if this private list is empty. GOLDTrainer (TRL 1.14 to 1.16) adds the teacher to the
+        # list.
         prepared = self.accelerator._models
         prepared[:] = [model for model in prepared if model is not self.teacher_model]
         combine = CombineConfig(
@@ -142,8 +143,8 @@ class XTokGOLDTrainer(DistillationTrainer, _GOLDTrainer):  # type: ignore[misc, 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, and log the mean losses on policy and off policy.
 
-        TRL divides the sums of these losses by the number of batches. xtok corrects this: a batch's
-        loss is already its share of the step's loss.
+        TRL divides the sums of the losses by the number of batches. xtok undoes this division,
+        because a batch's loss is already its share of the step's loss.
         """
         loss = super().training_step(*args, **kwargs)
         num_batches = self.args.gradient_accumulation_steps
