@@ -83,7 +83,7 @@ ERRORS: Errors = {
             "control characters",
         ),
     ],
-    "write it to a file first; xtok reads the file more than once": [
+    "write the data to a file first; xtok reads the file more than once": [
         (lambda: find_texts("/dev/null"), "/dev/null is a device, not a regular file"),
     ],
     "check the path and its permissions; if the file is damaged, download it again": [
@@ -119,7 +119,7 @@ ERRORS: Errors = {
             "a.txt.zst requires the package pyarrow, which is not installed",
         ),
     ],
-    "use non-empty text that both tokenizers can spell; xtok align shows how they differ": [
+    "use non-empty text that both tokenizers can spell; xtok align shows the they differ": [
         (
             lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
             "the text contains no shared token boundary (0 documents, 0 bytes)",
@@ -246,7 +246,7 @@ ERRORS: Errors = {
             "small/small-digits has no modules.json, so it is not a sentence-transformers model",
         ),
     ],
-    "use a checkpoint without quantization, or download it again": [
+    "use a checkpoint without quantization, or download the checkpoint again": [
         (
             lambda: layer(torch.zeros(4)),
             "model/model.safetensors, wte.weight: torch.float32 [4], expected a matrix of floats",

@@ -282,22 +282,22 @@ def test_how_a_map_differs(small: Path, pieces_to_digits: Pair) -> None:
     usual, gold = BuildConfig(), BuildConfig.for_loss("gold", top_k=4)
     to_bytes, bare = xtok.load_pair(sentencepiece, byte), replace(built, recipe={})
     for projection, other_pair, config, why in (
-        (built, pieces_to_digits, BuildConfig(top_k=8), "its top_k is 4, not 8"),
+        (built, pieces_to_digits, BuildConfig(top_k=8), "the map's top_k is 4, not 8"),
         (
             built,
             pieces_to_digits,
             BuildConfig(exact_match=False),
-            "its exact_match is True, not False",
+            "the map's exact_match is True, not False",
         ),
-        (built, pieces_to_digits, gold, "its scale_trick is True, not False"),
-        (built, xtok.load_pair(wide, digits), usual, "its student has width 1000, not 2000"),
+        (built, pieces_to_digits, gold, "the map's scale_trick is True, not False"),
+        (built, xtok.load_pair(wide, digits), usual, "the map's student has width 1000, not 2000"),
         (
             narrow,
             to_bytes,
             usual,
-            "its teacher small-digits has other tokens than small-byte-level",
+            "the map's teacher small-digits has other tokens than small-byte-level",
         ),
-        (bare, pieces_to_digits, usual, "its top_k is None, not 4"),
+        (bare, pieces_to_digits, usual, "the map's top_k is None, not 4"),
     ):
         assert difference(projection, other_pair, make_recipe(config)) == why
 
@@ -319,7 +319,7 @@ def test_a_map_that_was_changed_has_no_recipe(pieces_to_digits: Pair, tmp_path: 
         ProjectionMap.load(saved, preserve_last=False),
     ]
     assert [changed.recipe for changed in others] == [None] * 6
-    why = "it contains no recipe, because an earlier version or another command made it"
+    why = "the map has no recipe, because an earlier version or another command made it"
     assert difference(others[0], pieces_to_digits, usual) == why
 
 
@@ -337,12 +337,12 @@ def test_a_map_that_was_counted_on_other_text(pieces_to_digits: Pair, tmp_path: 
 
     synthetic = BuildConfig(weights="synthetic", scale_trick=False)
     assert differs(config, initial) is None
-    assert differs(synthetic, None, ()) == "it was counted on other text"
-    assert differs(config, None) == "it was counted with another initial map"
-    assert differs(config, built) == "it was counted with another initial map"
-    assert differs(BuildConfig(top_k=3), initial) == "its top_k is 4, not 3"
+    assert differs(synthetic, None, ()) == "the map was counted on other text"
+    assert differs(config, None) == "the map was counted with another initial map"
+    assert differs(config, built) == "the map was counted with another initial map"
+    assert differs(BuildConfig(top_k=3), initial) == "the map's top_k is 4, not 3"
     text.write_text("one two threE\n" * 40)  # of the same size
-    assert differs(config, initial) == "it was counted on other text"
+    assert differs(config, initial) == "the map was counted on other text"
 
 
 def test_another_field_is_another_map(pieces_to_digits: Pair, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_another_field_is_another_map(pieces_to_digits: Pair, tmp_path: Path) ->
     projections = [get(field=field, note=notes.append) for field in ("a", "b", "b")]
     sizes = [m.history[1]["counted"]["num_bytes"] for m in projections]
     assert sizes == [40 * 23, 40 * 3, 40 * 3]
-    why = "it was counted on another field"
+    why = "the map was counted on another field"
     assert notes == [f"{path} exists, and is replaced: {why}", f"{path} exists, and is kept"]
 
 
@@ -497,7 +497,7 @@ def test_event_maps_are_reused(
     assert (sha256(kept), path.read_bytes(), kept.reports) == (sha256(first), before, ())
     assert notes == [f"{path} exists, and is kept"]
     other = cli("events", theirs, ours, "--for", loss, "-o", path, "--skip-existing")
-    assert f"{path} exists, and is replaced: its student has width" in other.stderr
+    assert f"{path} exists, and is replaced: the map's student has width" in other.stderr
     assert path.read_bytes() != before
     xtok.get_map(ours, theirs, for_loss=loss)
     [cached] = (tmp_path / "cache" / "maps").glob("*.safetensors")

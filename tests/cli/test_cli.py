@@ -549,7 +549,7 @@ def test_glob_without_quotes_is_an_error_with_a_hint(cli: Cli, tmp_path: Path) -
         path.write_text("x")
     result = cli("build", "bytes", "bytes", "--text", *map(str, texts))
     assert result.returncode == 2
-    hint = "hint: put quotes around a glob, as in --text '*.txt'; or run xtok build --help"
+    hint = "hint: put quotes around a glob, like --text '*.txt'; or run xtok build --help"
     assert " ".join(result.stderr.split()).endswith(hint)
 
 

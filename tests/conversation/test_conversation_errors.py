@@ -140,7 +140,7 @@ ERRORS: Errors = {
         (lambda: chat([QUESTION], None), "small-byte-level has no chat template"),
         (lambda: chat([QUESTION], "none.jinja"), "the chat template none.jinja is not a file"),
     ],
-    "use one of these names, or a Jinja file with template=, or one of …": [
+    "give one of the existing names, or a Jinja file with template=, or one of …": [
         (lambda: named_chat([QUESTION]), "model has no chat template named default; it has rag"),
     ],
     "fix it, or use another template with template=": [
@@ -201,7 +201,7 @@ ERRORS: Errors = {
             "message 0 (assistant) has the weight '0.5'",
         ),
     ],
-    "use text, numbers, lists and objects; array.tolist() returns a list": [
+    "convert the value to a JSON type, for example with array.tolist()": [
         (
             lambda: chat(
                 [{**QUESTION, "content": [{"type": "text", "text": b"yes"}]}],

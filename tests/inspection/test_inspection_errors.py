@@ -35,7 +35,7 @@ ERRORS: Errors = {
             "the teacher of the map (bytes) has other tokens than small.model",
         ),
     ],
-    "give the student first, as in the map, or build the map in the other direction": [
+    "give the map's student first, or build the map in the other direction": [
         (
             lambda: xtok.explain(
                 xtok.build(*bytes_to_pieces().tokenizers), 1, pair=bytes_to_pieces().reversed

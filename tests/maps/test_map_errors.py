@@ -34,7 +34,7 @@ ERRORS: Errors = {
         (lambda: read_map(b"PK", "map.pt"), "map.pt is a damaged .pt file: …"),
         (
             lambda: read_map(safetensors({"weights": torch.zeros(3)})),
-            "map.safetensors is a safetensors file, but not an xtok map; it contains the tensors "
+            "map.safetensors is a safetensors file, but not an xtok map; the file contains the tensors "
             "'weights'",
         ),
         (
@@ -99,7 +99,7 @@ ERRORS: Errors = {
         ),
         (
             lambda: read_map(to_safetensors(TINY).replace(TINY.teacher_ids.tobytes(), bytes(28))),
-            "map.safetensors is not a valid map: its tensors were changed after it was written",
+            "map.safetensors is not a valid map: the tensors changed after the file was written",
         ),
     ],
     "save only tensors, numbers and strings, or a dict of counts {(student_id, teacher_id): "
@@ -134,14 +134,14 @@ ERRORS: Errors = {
             "the map does not contain the tokens of a/student: xtok did not create it",
         ),
     ],
-    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'": [
+    "write a token with its spaces, such as ' the', and bytes as '\\xe4'": [
         (lambda: TINY["abc"], "org/student has no token 'abc'"),
     ],
-    "spaces are part of a token, as in ' the'; write bytes as '\\xe4'; for the id 97, pass an "
+    "write a token with its spaces, such as ' the', and bytes as '\\xe4'; for the id 97, pass an "
     "id instead of a text": [
         (lambda: TINY["97"], "org/student has no token '97'"),
     ],
-    "pass an id in this range, or pass the token itself": [
+    "pass an id in the expected range, or pass the token as text": [
         (lambda: TINY[-1], "org/student has no id -1, expected 0 to 5"),
     ],
     "cut the map first with xtok sort-cut, or write .safetensors": [
@@ -181,13 +181,13 @@ ERRORS: Errors = {
             "the output cannot be written: a-file is a file, not a folder",
         ),
     ],
-    "name a file in it": [
+    "name a file in the folder": [
         (
             lambda: check_map_output(create("folder.pt", os.mkdir)),
             "the output folder.pt is a folder",
         ),
     ],
-    "delete it, or give another path": [
+    "delete the link, or give another path": [
         (
             lambda: TINY.save(create("loop.pt", lambda name: os.symlink(name, name))),
             "the output loop.pt is a symbolic link to itself",
@@ -243,7 +243,7 @@ ERRORS: Errors = {
             "t.pt contains a table for NeMo-RL, which xtok can write but not read",
         ),
     ],
-    "write it as hf:OWNER/NAME/FILE or hf:OWNER/NAME@REVISION/FILE": [
+    "write hf:OWNER/NAME/FILE or hf:OWNER/NAME@REVISION/FILE": [
         (
             lambda: ProjectionMap.load("hf:owner/name"),
             "hf:owner/name does not name a file in a repo on the hub",

@@ -91,7 +91,7 @@ def sglang(owns: list[object], tops: list[object]) -> object:
 
 
 ERRORS: Errors = {
-    "pass the model that made these ids": [
+    "pass the model that made the ids": [
         (
             lambda: cache_of(input_ids=[97, 999, 99]),
             "a.parquet, row 0, position 1: the id 999 is outside the vocabulary of bytes, 0..255",
@@ -143,7 +143,7 @@ ERRORS: Errors = {
             "1.511, expected at most 1",
         ),
     ],
-    "in row i, store the prediction of token i from the tokens before it": [
+    "in row i, store the prediction of token i from the preceding tokens": [
         (
             lambda: cache_of(topk_ids=[[97], [98], []], topk_logprobs=[[-1.0], [-0.5], []]),
             "a.parquet, row 0, position 0: the first token has a prediction, but row 0 must "
@@ -332,21 +332,21 @@ ERRORS: Errors = {
             "a.jsonl, line 2: the response is an error: too long",
         ),
     ],
-    "pass the teacher that made these ids, or remove the columns text and messages, so "
+    "pass the teacher that made the ids, or remove the columns text and messages, so "
     "that xtok decodes the ids": [
         (
             lambda: projected(text="abd"),
             "a.parquet, row 0: its ids do not spell its text; the first difference is at byte 2",
         ),
     ],
-    "pass the teacher and the template that made these ids, or remove the columns text "
+    "pass the teacher and the template that made the ids, or remove the columns text "
     "and messages, so that xtok decodes the ids": [
         (
             lambda: projected(messages=[QUESTION], template="plain"),
             "a.parquet, row 0: the teacher's template renders the row's messages to different ids",
         ),
     ],
-    "write it to a file first; xtok reads the file more than once": [
+    "write the data to a file first; xtok reads the file more than once": [
         (
             lambda: to_bytes(create("pipe.jsonl", os.mkfifo), "out.parquet"),
             "pipe.jsonl is a pipe, not a regular file",

@@ -61,7 +61,7 @@ ERRORS: Errors = {
             "~nobody-at-all/a.model cannot be opened: …",
         ),
     ],
-    "create it with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or pass the "
+    "run AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or pass the "
     "path of the .model or .tiktoken file": [
         (
             lambda: load_tokenizer(create("empty", os.mkdir)),
@@ -72,7 +72,7 @@ ERRORS: Errors = {
         (lambda: load_tokenizer(file("a.model")), "a.model is empty"),
         (lambda: load_tokenizer(f"spm:{file('a.model')}"), "a.model is empty"),
     ],
-    "run git lfs pull in its repository": [
+    "run git lfs pull in the file's repository": [
         (
             lambda: load_tokenizer(
                 file(
@@ -142,7 +142,7 @@ ERRORS: Errors = {
             "its split pattern",
         ),
     ],
-    "in a shell, write it in single quotes: 'small/small.tiktoken@\\p{L}+|\\s+'": [
+    "in a shell, put the argument in single quotes: 'small/small.tiktoken@\\p{L}+|\\s+'": [
         (
             lambda: load_tokenizer("small/small.tiktoken@("),
             "the pattern for small/small.tiktoken is not a regular expression that splits text: …",
@@ -228,7 +228,7 @@ ERRORS: Errors = {
             "only 798 logits",
         ),
     ],
-    "set tokenizer_class in its tokenizer_config.json, or pass the path of the file: "
+    "set tokenizer_class in tokenizer_config.json, or pass the path of the file: "
     "other/spiece.model": [
         (
             lambda: load_tokenizer(class_of("spiece.model", "LlamaTokenizer")),
@@ -243,7 +243,7 @@ ERRORS: Errors = {
             "AutoTokenizer cannot load other: …",
         ),
     ],
-    "add these tokens and their ids to added_tokens_decoder in tokenizer_config.json": [
+    "add the tokens and their ids to added_tokens_decoder in tokenizer_config.json": [
         (
             lambda: load_tokenizer(
                 class_of("qwen.tiktoken", "Own", "small.tiktoken") + r"@\w+|\W+"
@@ -258,7 +258,7 @@ ERRORS: Errors = {
         ),
     ],
     "review the code, then allow it with trust_remote_code=; or pass the path of the "
-    "tokenizer.json, if the model has one": [
+    "model's tokenizer.json, if available": [
         (
             lambda: load_tokenizer(folder("tokenizer_config", **OWN)),
             "model requires custom tokenizer code",

@@ -608,7 +608,7 @@ def test_gradients_of_a_reentrant_checkpoint_are_not_determined(bench: Bench) ->
     )
     audited = bench.audit()
     assert audited.messages("skipped") == [
-        "which parameters receive a gradient (checkpointing hides them)"
+        "which parameters receive a gradient (checkpointing hides the parameters)"
     ]
     assert audited.differences == []
     assert "not determined: which parameters receive a gradient" in audited.line

@@ -70,7 +70,7 @@ def collated(**sample: object) -> object:
 
 
 ERRORS: Errors = {
-    "load it with xtok.load_tokenizer, or with AutoTokenizer and use_fast=True": [
+    "use xtok.load_tokenizer, or AutoTokenizer with use_fast=True": [
         (
             lambda: nemo_rl.NemoTokenAligner(3, "bytes"),
             "tokenizer has type int, expected a fast Hugging Face tokenizer",

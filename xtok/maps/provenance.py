@@ -66,13 +66,13 @@ def difference(existing: mapfile.StoredMap, pair: Pair, recipe: Recipe | None) -
     for side, table, new_side in zip(SIDES, pair.tables, pair.sides, strict=True):
         old_side = getattr(existing, side)
         if old_side.vocab_size != new_side.vocab_size:
-            return f"its {side} has width {old_side.vocab_size}, not {new_side.vocab_size}"
+            return f"the map's {side} has width {old_side.vocab_size}, not {new_side.vocab_size}"
         if old_side.table is None or old_side.table.sha256() != table.sha256():
-            return f"its {side} {old_side.model_id} has other tokens than {new_side.model_id}"
+            return f"the map's {side} {old_side.model_id} has other tokens than {new_side.model_id}"
         if old_side.definition_sha256 is None:
             return f"an earlier version wrote the map without the {side}'s tokenizer definition"
         if old_side.definition_sha256 != new_side.definition_sha256:
-            return f"the tokenizer definition of its {side} {old_side.model_id} has changed"
+            return f"the tokenizer definition of the {side} {old_side.model_id} has changed"
     earlier = existing.recipe if isinstance(existing, ProjectionMap) else None
     return None if earlier == recipe else _recipe_difference(earlier, recipe)
 
@@ -82,6 +82,6 @@ def _recipe_difference(earlier: Recipe | None, recipe: Recipe | None) -> str:
         return "the map has no recipe, because an earlier version or another command made it"
     old, new = earlier.get("options", {}), recipe["options"]
     if isinstance(old, dict) and (names := differing(old, new)):
-        return f"its {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
+        return f"the map's {names[0]} is {old.get(names[0])}, not {new[names[0]]}"
     changed = (name for name in _DIFFERENCE_WORDS if earlier.get(name) != recipe.get(name))
-    return next((_DIFFERENCE_WORDS[name] for name in changed), "its recipe differs")
+    return next((_DIFFERENCE_WORDS[name] for name in changed), "the map's recipe differs")

@@ -30,7 +30,7 @@ def p_kl_problems(projection: ProjectionMap) -> list[str]:
 
 
 def exact_rows(projection: ProjectionMap) -> int:
-    """Return the number of exact rows, without special tokens if these are known."""
+    """Return the number of exact rows, without special tokens if the special tokens are known."""
     is_exact = projection.row_kind == RowKind.EXACT
     if projection.student.table is not None:
         is_exact = is_exact & (projection.student.table.lengths > 0)

@@ -99,7 +99,7 @@ def test_prefix_caching_matters_only_for_vllm(digits: Tokenizer, kind: Kind) -> 
     report = checked(model, digits)
     assert report.prefix_caching
     assert not report.failed
-    changes = ["start it with --no-enable-prefix-caching"] if kind == "vllm" else []
+    changes = ["start the server with --no-enable-prefix-caching"] if kind == "vllm" else []
     assert [finding.change for finding in report.findings] == changes
 
 

@@ -214,7 +214,7 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
         port = int(teacher_url.rpartition(":")[2])
         with running(TeacherServer(byte_level, kind).app, port):
             for _ in range(2):
-                words = "it now has a different tokenizer than small-digits: "
+                words = "the server now has a different tokenizer than small-digits: "
                 assert words in error_message(post(url, ids), 502)
         back = f"the teacher's server at {teacher_url} responds again"
         assert notes == [away, back]
