@@ -13,7 +13,7 @@ from error_causes import Errors, bytes_pair, messages_test
 import xtok
 
 ERRORS: Errors = {
-    "score the text that the student wrote, or skip differences with partial=True": [
+    "score the student's text, or set partial=True to skip chunks that differ": [
         (
             lambda: xtok.project_logprobs(
                 xtok.TokenAligner(bytes_pair()), [*b"12"], [*b"7"], [-1.0]

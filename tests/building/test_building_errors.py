@@ -79,7 +79,7 @@ ERRORS: Errors = {
     "give a text file: .txt, .jsonl or .parquet, also as .gz or .zst": [
         (
             lambda: read_text("a.txt", bytes(range(256))),
-            "a.txt is not UTF-8: byte 0x80 at offset 128, in line 2; it also contains "
+            "a.txt is not UTF-8: byte 0x80 at offset 128, in line 2; the file also contains "
             "control characters",
         ),
     ],
@@ -119,7 +119,7 @@ ERRORS: Errors = {
             "a.txt.zst requires the package pyarrow, which is not installed",
         ),
     ],
-    "use non-empty text that both tokenizers can spell; xtok align shows the they differ": [
+    "use non-empty text that both tokenizers can spell; xtok align shows the tokens of both": [
         (
             lambda: xtok.build("bytes", "bytes", texts=file("a.txt")),
             "the text contains no shared token boundary (0 documents, 0 bytes)",
@@ -128,7 +128,7 @@ ERRORS: Errors = {
     "give both models with pair=": [
         (
             lambda: xtok.reapply_exact(GOOD),
-            "the map does not contain the tokens of m: xtok did not create it",
+            "the map has no token table for m: xtok did not create the map",
         ),
         (
             lambda: xtok.reapply_exact(
@@ -214,7 +214,7 @@ ERRORS: Errors = {
             "2 '\\x02', …",
         ),
     ],
-    "use the model's folder or repo id, or another embedding_model=": [
+    "use the model's folder or repo id, or choose a different embedding_model=": [
         (lambda: generate("own"), "bytes is a tokenizer file without embeddings"),
     ],
     "pass cpu, cuda or cuda:0 with device=": [

@@ -171,7 +171,7 @@ def test_a_map_by_nemo_configures_every_command(
 
 def test_maps_of_nemo_rl_require_their_own_models(cli: Cli, small: Path, by_nemo: Path) -> None:
     result = cli("reapply-exact", by_nemo)
-    fails(result, "does not contain the tokens", "STUDENT and TEACHER")
+    fails(result, "the map has no token table", "STUDENT and TEACHER")
     result = cli("reapply-exact", by_nemo, *two_files(small))
     fails(result, f"the student of {by_nemo} (small-digits) has width ", "the map of this pair")
 
@@ -549,7 +549,7 @@ def test_glob_without_quotes_is_an_error_with_a_hint(cli: Cli, tmp_path: Path) -
         path.write_text("x")
     result = cli("build", "bytes", "bytes", "--text", *map(str, texts))
     assert result.returncode == 2
-    hint = "hint: put quotes around a glob, like --text '*.txt'; or run xtok build --help"
+    hint = "hint: put a glob in quotes, such as --text '*.txt'; or run xtok build --help"
     assert " ".join(result.stderr.split()).endswith(hint)
 
 

@@ -106,14 +106,14 @@ ERRORS: Errors = {
     'write each message as an object such as {"role": "user", "content": "Hello"}': [
         (lambda: chat([{"content": "x"}]), "message 0 has no role"),
     ],
-    "use one of its roles (system, user, assistant, tool), or use a chat template that "
-    "supports it": [
+    "use one of the roles (system, user, assistant, tool), or use a chat template that "
+    "supports this message": [
         (
             lambda: chat([{"role": "judge", "content": ""}]),
             "message 0 has the role 'judge', which the format chatml does not allow",
         ),
     ],
-    "change the message, or use a chat template that supports it": [
+    "change the message, or use a chat template that supports this message": [
         (
             lambda: chat([{"role": "user", "content": None}]),
             "message 0 is not plain text, which the format chatml does not allow",
@@ -136,14 +136,14 @@ ERRORS: Errors = {
             "message 0 is nested more than 100 levels deep",
         ),
     ],
-    "give a Jinja file with template=, or one of …": [
+    "give a Jinja file with template=, or one of the formats …": [
         (lambda: chat([QUESTION], None), "small-byte-level has no chat template"),
         (lambda: chat([QUESTION], "none.jinja"), "the chat template none.jinja is not a file"),
     ],
-    "give one of the existing names, or a Jinja file with template=, or one of …": [
-        (lambda: named_chat([QUESTION]), "model has no chat template named default; it has rag"),
+    "give one of the existing names, or a Jinja file with template=, or one of the formats …": [
+        (lambda: named_chat([QUESTION]), "model has no chat template named default, only rag"),
     ],
-    "fix it, or use another template with template=": [
+    "fix the template, or use another template with template=": [
         (
             lambda: chat([QUESTION], "{% for %}"),
             "the chat template of small-byte-level is not a Jinja template: line 1: …",
@@ -175,7 +175,7 @@ ERRORS: Errors = {
         ),
         (lambda: chat([QUESTION], tools=[{"name": "add"}]), "the template drops tools[0].name"),
     ],
-    'write them as [{"type": "function", "function": {"name": …}}, …]': [
+    'write tools as [{"type": "function", "function": {"name": …}}, …]': [
         (
             lambda: chat([QUESTION], tools=[7]),
             "the tools contain '7', which is not a JSON schema",

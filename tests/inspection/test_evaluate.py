@@ -369,15 +369,15 @@ def measured(**closed: float | None) -> MapMeasures:
 @pytest.mark.parametrize(
     ("figures", "loss", "empty", "grade", "words"),
     [
-        ({"over_chunks": 0.7}, "p-kl", 0, "good", "m is good: it closes 70% of the gap"),
-        ({"over_chunks": 0.3}, "p-kl", 0, "usable", "m is usable: it closes 30% of the gap"),
-        ({"over_chunks": -0.15}, "p-kl", 0, "usable", "m is usable: it is about as good as"),
+        ({"over_chunks": 0.7}, "p-kl", 0, "good", "m is good: the map closes 70% of the gap"),
+        ({"over_chunks": 0.3}, "p-kl", 0, "usable", "m is usable: the map closes 30% of the gap"),
+        ({"over_chunks": -0.15}, "p-kl", 0, "usable", "m is usable: the map is about as good as"),
         (
             {"over_chunks": -0.3},
             "p-kl",
             0,
             "bad",
-            "m is bad: it predicts the teacher's",
+            "m is bad: the map predicts the teacher's",
         ),
         (
             {"over_chunks": 0.7},
@@ -421,7 +421,7 @@ def test_the_verdict_of_an_event_map(leak: float, grade: str) -> None:
     )  # fmt: skip
     verdict = event_verdict(m)
     assert verdict.grade == grade
-    assert f"it leaks at {leak:.2%} of the shared boundaries" in str(verdict)
+    assert f"the map leaks at {leak:.2%} of the shared boundaries" in str(verdict)
     assert "keeps 98.0% of the bits" in str(verdict)
 
 

@@ -206,8 +206,8 @@ def test_a_map_without_tokens(cli: Cli, tmp_path: Path) -> None:
     assert shown.coverage
     explanation: Any = xtok.inspect(bare, [97], pair=pair)
     assert explanation.rows[0].entries[0].token == "a"
-    fails(cli(*line, "--classes"), "the map does not contain the tokens")
-    fails(cli(*line, "a"), "does not contain the tokens")
+    fails(cli(*line, "--classes"), "the map has no token table")
+    fails(cli(*line, "a"), "the map has no token table")
 
 
 def test_right_to_left_and_wide_tokens(cli: Cli, tmp_path: Path) -> None:

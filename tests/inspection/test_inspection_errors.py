@@ -19,7 +19,7 @@ ERRORS: Errors = {
     "give both models with pair=": [
         (
             lambda: xtok.explain(GOOD, token_class="digits"),
-            "the map does not contain the tokens of m: xtok did not create it",
+            "the map has no token table for m: xtok did not create the map",
         ),
     ],
     "the classes are: …": [

@@ -34,17 +34,17 @@ ERRORS: Errors = {
         (lambda: read_map(b"PK", "map.pt"), "map.pt is a damaged .pt file: …"),
         (
             lambda: read_map(safetensors({"weights": torch.zeros(3)})),
-            "map.safetensors is a safetensors file, but not an xtok map; the file contains the tensors "
-            "'weights'",
+            "map.safetensors is a safetensors file, but not an xtok map; the file contains the "
+            "tensors 'weights'",
         ),
         (
             lambda: read_map(pt_bytes({"step": 3, "model": {}}), "a.pt"),
-            "a.pt is not a valid map: it contains a dict with the keys 'step', 'model', "
+            "a.pt is not a valid map: the file contains a dict with the keys 'step', 'model', "
             "expected indices and likelihoods, pair counts, or a matrix",
         ),
         (
             lambda: read_map(pt_bytes([1]), "a.pt"),
-            "a.pt is not a valid map: it contains list, expected indices and likelihoods, "
+            "a.pt is not a valid map: the file contains list, expected indices and likelihoods, "
             "pair counts, or a matrix",
         ),
         (
@@ -131,7 +131,7 @@ ERRORS: Errors = {
     "use the token's id instead": [
         (
             lambda: read_map(pt_bytes(FOREIGN), "map.pt")["ab"],
-            "the map does not contain the tokens of a/student: xtok did not create it",
+            "the map has no token table for a/student: xtok did not create the map",
         ),
     ],
     "write a token with its spaces, such as ' the', and bytes as '\\xe4'": [
@@ -260,12 +260,12 @@ ERRORS: Errors = {
         (
             lambda: ((file("t.reverse.pt", "mine"), tables("t.pt"))),
             "t.reverse.pt exists and is not a table that xtok wrote; the teacher's table "
-            "would replace it",
+            "would replace this file",
         ),
         (
             lambda: check_reverse(Path(tables("t.pt")), "a", "b"),
             "t.reverse.pt exists and contains the table from bytes to bytes; the teacher's "
-            "table would replace it",
+            "table would replace this file",
         ),
     ],
 }

@@ -307,7 +307,7 @@ ERRORS: Errors = {
                     }
                 }
             ),
-            "a.jsonl, line 1: it contains only the last 1 of 3 prompt tokens",
+            "a.jsonl, line 1: the response contains only the last 1 of 3 prompt tokens",
         ),
         (
             lambda: responses({"meta_info": {"input_token_logprobs": []}}),

@@ -65,7 +65,7 @@ ERRORS: Errors = {
     "path of the .model or .tiktoken file": [
         (
             lambda: load_tokenizer(create("empty", os.mkdir)),
-            "empty has no tokenizer.json, so it has no fast tokenizer",
+            "empty has no fast tokenizer, because tokenizer.json is missing",
         ),
     ],
     "download the file again": [
@@ -80,7 +80,7 @@ ERRORS: Errors = {
                     "version https://git-lfs.github.com/spec/v1\noid sha256:1\n",
                 )
             ),
-            "a.model is a Git LFS pointer, and the file itself is missing",
+            "a.model is a Git LFS pointer instead of the file's contents",
         ),
     ],
     "use the repo or folder of the original model": [
@@ -212,7 +212,7 @@ ERRORS: Errors = {
     "use a tokenizer with byte tokens or a byte-level vocabulary": [
         (lambda: load_tokenizer("null:5").segment(b"x"), "null:5 cannot spell the bytes b'x'"),
     ],
-    "check its tokenizer.json and tokenizer_config.json, or download them again": [
+    "check tokenizer.json and tokenizer_config.json, or download both files again": [
         (lambda: load_tokenizer(folder("tokenizer", "{")), "AutoTokenizer cannot load model: …"),
     ],
     "use a byte-level or SentencePiece-style tokenizer": [
@@ -236,8 +236,8 @@ ERRORS: Errors = {
             "missing",
         ),
     ],
-    "check its tokenizer.model and tokenizer_config.json, or download them again; or give "
-    "the path of its tokenizer.model": [
+    "check tokenizer.model and tokenizer_config.json, or download both files again; or give "
+    "the path of tokenizer.model": [
         (
             lambda: load_tokenizer(class_of("tokenizer.model", "AlbertTokenizer")),
             "AutoTokenizer cannot load other: …",
@@ -257,7 +257,7 @@ ERRORS: Errors = {
             "model/generation_config.json: eos_token_id is True, expected token ids",
         ),
     ],
-    "review the code, then allow it with trust_remote_code=; or pass the path of the "
+    "review the code, then allow the code with trust_remote_code=; or pass the path of the "
     "model's tokenizer.json, if available": [
         (
             lambda: load_tokenizer(folder("tokenizer_config", **OWN)),

@@ -84,7 +84,7 @@ ERRORS: Errors = {
             "bytes has no chat template",
         ),
     ],
-    "pass one of these values with init=": [
+    "pass an expected value with init=": [
         (
             lambda: transplanted(init="bytes"),
             "init is bytes, expected pieces, mean or the path of an existing map",
@@ -136,11 +136,11 @@ ERRORS: Errors = {
     "use a text-only model with one input-embedding layer": [
         (
             lambda: transplanted(model_type="gemma3", text_config={"num_hidden_layers": 1}),
-            "model is a gemma3 model, which also reads input other than text: not supported",
+            "the model model (gemma3) also reads input other than text, which is not supported",
         ),
         (
             lambda: transplanted(model_type="gemma3n_text", hidden_size=8),
-            "model is a gemma3n_text model, which has embeddings in each layer: not supported",
+            "the model model (gemma3n_text) has embeddings in each layer, which is not supported",
         ),
     ],
     "name a folder": [
@@ -266,7 +266,7 @@ ERRORS: Errors = {
             "final_logit_softcapping, logits_soft_cap)",
         ),
     ],
-    "use a map for this student, or build it with width 5: vocab_size=": [
+    "use a map for the student, or build a map with width 5: vocab_size=": [
         (
             lambda: ProjectionModule(bytes_map())(torch.zeros(1, 1, 5)),
             "the student's logits have width 5, expected at least 256 (the map's width)",

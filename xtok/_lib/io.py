@@ -178,7 +178,7 @@ def atomic_output(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to the target. At the end, it replaces the target.
+    """Yield a temporary folder next to the target. At the end, replace the target by this folder.
 
     After an error, the temporary folder is deleted and the target is unchanged.
     """

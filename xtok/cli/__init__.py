@@ -87,7 +87,7 @@ def _usage_errors(group: Any = None) -> Iterator[None]:
             hint = f"put -- before a text or token that begins with a dash; or {hint}"
         extra = re.match(r"Got unexpected extra argument\(s\) \((\S+?)[ )]", message)
         if extra and Path(extra[1]).is_file():  # the shell expanded an unquoted --text *.txt
-            hint = f"put quotes around a glob, like --text '*{Path(extra[1]).suffix}'; or {hint}"
+            hint = f"put a glob in quotes, such as --text '*{Path(extra[1]).suffix}'; or {hint}"
         console.print_error(XtokError(message, hint=hint))
         raise typer.Exit(error.exit_code) from error
 

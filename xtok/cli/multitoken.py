@@ -31,7 +31,7 @@ def multitoken(
     ),
     map_options: options.MapOptions,
 ) -> None:
-    """Map each student token to teacher tokens with the same bytes (NeMo-RL's second stage).
+    """Map each student token to the teacher tokens that spell its bytes (NeMo-RL's second stage).
 
     Example: xtok multitoken meta-llama/Llama-3.2-1B Qwen/Qwen3-8B -o first.pt
     """

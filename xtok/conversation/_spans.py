@@ -203,9 +203,9 @@ class Spans:
     def _header_end(self, start: int, first: int, header: str) -> int:
         """Return the position where a turn's header ends, or -1.
 
-        `first` is the start of the message. The header starts before `first`. It can end after
-        `first` if both the header and the message contain `<think>`. If the turn contains less than
-        half of `header`, the result is -1.
+        `first` is the start of the message. The header starts before `first`, but the
+        header can end after `first` if both the header and the message contain `<think>`. If the
+        turn contains less than half of `header`, the result is -1.
         """
         header = header.lstrip() or header  # white space can belong to the previous turn
         pieces = _PIECES.findall(header)

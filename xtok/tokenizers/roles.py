@@ -57,7 +57,7 @@ _RESERVED = re.compile(
     r"<\|(?:\w+_)?reserved(?:_special_token)?_\d+\|>|\[control_\d+\]|<SPECIAL_\d+>|<\|extra_\d+\|>"
     r"|<｜place▁holder▁no▁\d+｜>|\[unused\d+\]"
 )
-# Several student tokens with such a role can share a teacher token.
+# Roles that allow several student tokens to share a teacher token
 _SHARED_ROLES = frozenset({"bos", "eos", "pad", "unk"})
 
 

@@ -49,7 +49,7 @@ def test_a_low_limit_on_candidates_is_reported(
     [finding] = report.findings
     assert (report.candidates, report.failed) == (allowed, failed)
     assert f"at most {allowed} candidates per token" in finding.problem
-    assert finding.change == "start it with --max-logprobs 64"
+    assert finding.change == "start the server with --max-logprobs 64"
 
 
 @KINDS

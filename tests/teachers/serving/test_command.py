@@ -219,7 +219,7 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
         result = cli(
             "serve", *models, "--teacher-url", teacher_url, "--port", "0", "--host", "0.0.0.0"
         )
-    fails(result, f"{teacher_url}: it returns at most 5 candidates", "--max-logprobs 64")
+    fails(result, f"{teacher_url}: the server returns at most 5 candidates", "--max-logprobs 64")
     assert "note: every client that can reach 0.0.0.0 can send requests" in result.stderr
 
 

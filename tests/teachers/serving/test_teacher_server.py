@@ -66,7 +66,8 @@ def test_a_teacher_that_allows_fewer_candidates(pair: Pair, digits: Tokenizer) -
     teacher, notes = begin(pair, TeacherServer(digits, max_logprobs=20))
     assert teacher.candidates == 20
     assert notes[0].endswith(
-        ": it returns at most 20 candidates per token, expected 64: start it with --max-logprobs 64"
+        ": the server returns at most 20 candidates per token, expected 64; start the server with "
+        "--max-logprobs 64"
     )
     for allowed, options in ((5, {}), (20, {"candidates": 32})):
         with pytest.raises(XtokError, match=f"at most {allowed} ") as raised:
@@ -94,7 +95,7 @@ def test_the_wrong_teacher_is_an_error(
     assert (teacher.kind, teacher.candidates, teacher.max_model_len) == (kind, 64, 2048)
     with pytest.raises(XtokError, match="small-byte-level") as raised:
         begin(pair.reversed, TeacherServer(digits, kind, tokenizes=tokenizes))
-    assert "name the-teacher as the teacher" in raised.value.hint
+    assert "use the-teacher as teacher" in raised.value.hint
 
 
 @KINDS
@@ -103,7 +104,7 @@ def test_a_tokenizer_that_cannot_be_compared_is_noted(
     pair: Pair, digits: Tokenizer, kind: Kind, texts: bool
 ) -> None:
     _, notes = begin(pair, TeacherServer(digits, kind, texts=texts), student=pair.tokenizers[0])
-    assert any(": its tokenizer was not checked, " in note for note in notes) is not texts
+    assert any(": the tokenizer was not checked, " in note for note in notes) is not texts
     assert any("not checked" in note for note in notes) is not texts
 
 
@@ -148,8 +149,10 @@ def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenize
         model.max_candidates = 20
         for _ in range(2):
             assert post(url, [5, 6, 7]).status_code == 200
-        note = f"the teacher's server at {teacher_url}: it returns 20 candidates per token, "
-        note += "although 64 were requested"
+        note = (
+            f"the teacher's server at {teacher_url}: the server returns 20 candidates per token, "
+        )
+        note += "but 64 were requested"
         assert notes == [note]
     _, notes = begin(pair, model)
     assert " at most 20 candidates per token, expected 64: raise the limit" in notes[0]
@@ -245,7 +248,9 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
             monkeypatch.setattr(Connection, "count_connection", lambda *_: asyncio.sleep(0))
         with running(TeacherServer(byte_level, kind).app, port):
             for _ in range(2):
-                assert "it now has a different tokenizer" in error_message(post(url, ids), 502)
+                assert "the server now has a different tokenizer" in error_message(
+                    post(url, ids), 502
+                )
         with running(TeacherServer(digits, kind).app, port):
             assert prompt_rows(post(url, ids)) == right
 

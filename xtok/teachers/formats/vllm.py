@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xtok.teachers.formats.structs import VllmEntry
 
 ROUTE = "/v1/completions"
-MORE = "start it with --max-logprobs {}"
+MORE = "start the server with --max-logprobs {}"
 """Advice for a server that returns too few candidates."""
 
 TOKENIZER = "--tokenizer"

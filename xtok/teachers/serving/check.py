@@ -95,7 +95,7 @@ _PROBABILITIES = "start a vLLM server with --logprobs-mode raw_logprobs"
 
 async def _logprobs_mode(client: TeacherClient, top_k: int) -> str:
     """Measure whether the temperature changes the log-probabilities of a prompt."""
-    ids = [*range(min(64, (client.max_model_len or 65) - 1))]  # every vocabulary has these
+    ids = [*range(min(64, (client.max_model_len or 65) - 1))]  # ids in every vocabulary
     first, second = [
         (await client.score(ids, top_k, temperature=temperature)).topk.realized_logprob[1:]
         for temperature in (1.0, 0.5)
