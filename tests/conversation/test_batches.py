@@ -118,7 +118,7 @@ def test_a_mask_of_the_samples_is_kept() -> None:
     [
         (
             {"attention_mask": [[1, 0], [1, 1]], "ids": [[1, 2]]},
-            "ids has 1 rows, expected 2",
+            "ids has 1 rows, but attention_mask has 2 rows",
         ),
         (
             {"attention_mask": [[1, 1, 1], [1, 0, 1]]},

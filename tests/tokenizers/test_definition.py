@@ -209,7 +209,7 @@ def test_get_map_notes_why_it_rebuilds(small: Path, digits: Tokenizer, tmp_path:
     replace(kept, **sides).save(path)
     assert definitions() == {"student definition": "skipped", "teacher definition": "skipped"}
     [replaced] = asked_again()
-    assert "an earlier version wrote it" in replaced
+    assert "an earlier version wrote the map" in replaced
 
 
 def changes_of_sentencepiece() -> Iterator[Change]:

@@ -370,7 +370,7 @@ def test_code_of_a_repo_runs_only_if_trusted_and_is_noted(
     result = cli(*args, env=env)
     assert result.returncode == 1
     assert "error: org/odd requires custom tokenizer code\n" in result.stderr
-    assert "allow it with --trust-remote-code" in result.stderr
+    assert "allow the code with --trust-remote-code" in result.stderr
     assert "code of the repo runs" not in result.stdout
     result = works(cli(*args, "--trust-remote-code", env=env))
     assert f"note: xtok ran the tokenizer code of org/odd at {OLD}" in result.stderr

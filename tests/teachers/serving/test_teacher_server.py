@@ -155,7 +155,7 @@ def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenize
         note += "but 64 were requested"
         assert notes == [note]
     _, notes = begin(pair, model)
-    assert " at most 20 candidates per token, expected 64: raise the limit" in notes[0]
+    assert " at most 20 candidates per token, expected 64; raise the limit" in notes[0]
     model.max_candidates = 19
     with pytest.raises(XtokError, match="at most 19 candidates"):
         begin(pair, model)
