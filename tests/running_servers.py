@@ -22,7 +22,7 @@ from served_teachers import TeacherServer
 import xtok
 from xtok.config import BACK_MAP
 from xtok.maps.projection_map import ProjectionMap
-from xtok.teachers.serving.server import Proxy, bound
+from xtok.teachers.serving.server import ScoreService, bound
 from xtok.teachers.serving.teacher import TeacherClient
 from xtok.teachers.translator import Translator
 from xtok.tokenizers import Tokenizer
@@ -73,7 +73,7 @@ def running(app: Any, port: int = 0) -> Iterator[str]:
 
 
 @contextmanager
-def proxied(
+def serving(
     pair: Pair,
     url: str,
     back_map: ProjectionMap | None = None,
@@ -94,8 +94,8 @@ def proxied(
         async with aclosing(TeacherClient(url, pair.tokenizers[1], **teacher)) as client:
             await client.connect(candidates, 0.0, note)
             translator = Translator(pair, projection, chat=chat, templates=templates, num_threads=1)
-            proxy = Proxy(translator, client, api_key=api_key, note=note)
-            servers.append(Server(proxy.app()))
+            service = ScoreService(translator, client, api_key=api_key, note=note)
+            servers.append(Server(service.app()))
             await servers[0].serve([opened])
 
     with bound("127.0.0.1", 0) as opened, _thread(servers, lambda: serve(opened)):
@@ -217,7 +217,7 @@ def served_pairs(tokenizers: dict[str, Tokenizer]) -> Iterator[ServePair]:
             pair = xtok.load_pair(tokenizers[student], tokenizers[teacher])
             model, notes = TeacherServer(tokenizers[teacher], kind), list[str]()
             teacher_url = stack.enter_context(running(model.app))
-            url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
+            url = stack.enter_context(serving(pair, teacher_url, notes=notes))
             return Served(pair, model, url, client, notes)
 
         yield get

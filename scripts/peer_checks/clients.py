@@ -76,7 +76,7 @@ def served(work: Path) -> Iterator[Served]:
     student, teacher = pair.tokenizers
     model = served_teachers.TeacherServer(teacher)
     prompt, response = (student.encode(text).ids.tolist() for text in (PROMPT, RESPONSE))
-    with running_servers.running(model.app) as url, running_servers.proxied(pair, url) as own:
+    with running_servers.running(model.app) as url, running_servers.serving(pair, url) as own:
         body = {"prompt": [*prompt, *response], "prompt_logprobs": 0}
         received = httpx.post(f"{own}/v1/completions", json=body, timeout=600).json()
         rows = received["choices"][0]["prompt_logprobs"][len(prompt) :]

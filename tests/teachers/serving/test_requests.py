@@ -18,8 +18,8 @@ from running_servers import (
     error_message,
     post,
     prompt_rows,
-    proxied,
     running,
+    serving,
 )
 from served_teachers import TeacherServer
 
@@ -192,7 +192,7 @@ def test_another_temperature_is_noted_once(serve_pair: ServePair) -> None:
 
 
 def test_a_request_of_a_closed_connection_is_cancelled(pair: Pair, model: TeacherServer) -> None:
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, concurrency=1) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, concurrency=1) as url:
         model.delay = 60.0
         with pytest.raises(httpx.ReadTimeout):
             post(url, [[5, 6], [7, 8]], timeout=0.3)
@@ -208,7 +208,7 @@ def test_many_at_once(pair: Pair, model: TeacherServer, byte_level: Tokenizer) -
     """Responses do not depend on other requests; the concurrency is limited."""
     texts = [f"{TEXT[n:]} {n} times" for n in range(24)]
     rows = [ids.tolist() for ids in byte_level.library_arrays(texts)]
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, concurrency=8) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, concurrency=8) as url:
 
         def ask(ids: list[int]) -> Any:
             return prompt_rows(post(url, ids, 5))[0]
@@ -227,7 +227,7 @@ def test_only_requests_with_the_key_are_accepted(pair: Pair, model: TeacherServe
     notes: list[str] = []
     with (
         running(model.app) as teacher_url,
-        proxied(pair, teacher_url, api_key="ours", notes=notes) as url,
+        serving(pair, teacher_url, api_key="ours", notes=notes) as url,
     ):
         for key, status in (
             ("", 401), ("Bearer other", 401), ("Bearer ours", 200), ("bearer ours", 200),
@@ -243,6 +243,6 @@ def test_only_requests_with_the_key_are_accepted(pair: Pair, model: TeacherServe
 
 
 def test_large_bodies_are_refused(pair: Pair, model: TeacherServer) -> None:
-    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url) as url:
         response = httpx.post(f"{url}/v1/completions", content=b" " * (65 << 20), timeout=60)
     assert error_message(response, 400).startswith("the body has more than 64 MiB")

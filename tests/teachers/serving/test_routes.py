@@ -21,8 +21,8 @@ from running_servers import (
     check_rows,
     post,
     prompt_rows,
-    proxied,
     running,
+    serving,
     token_logprobs,
 )
 from served_teachers import TeacherServer
@@ -102,7 +102,7 @@ def test_more_candidates_than_the_student_has_ids(digits: Tokenizer, top_k: int)
     pair, ids = xtok.load_pair(xtok.load_tokenizer("bytes"), digits), [*b"In 2014"]
     with (
         running(TeacherServer(digits, max_logprobs=300).app) as teacher_url,
-        proxied(pair, teacher_url) as url,
+        serving(pair, teacher_url) as url,
     ):
         [rows] = prompt_rows(post(url, ids, top_k))
         body = {"input_ids": ids, "top_logprobs_num": top_k, "logprob_start_len": 0, **SCORED}

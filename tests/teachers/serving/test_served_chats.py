@@ -16,8 +16,8 @@ from running_servers import (
     check_rows,
     post,
     prompt_rows,
-    proxied,
     running,
+    serving,
     token_logprobs,
 )
 from served_teachers import TeacherServer
@@ -65,7 +65,7 @@ def test_conversations_are_read_by_the_teachers_template(
         ids = ids[: len(ids) - ids[::-1].index(end_of_turn)][:end]
     theirs = render(teacher, messages, template=template, add_generation_prompt=asks).ids.tolist()
     both = ("chatml", template)
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, templates=both) as url:
         model.requested_ids.clear()
         [rows] = prompt_rows(post(url, ids, 5))
         metrics = httpx.get(f"{url}/metrics").text
@@ -119,7 +119,7 @@ def test_only_the_teacher_has_a_system_text(
         ids = student.encode(TEXT).ids.tolist()
         expected = teacher.table.roles["bos"][:1]
         expected = [*expected, *teacher.encode_batch([SYSTEM])[0], *teacher.segment(TEXT)]
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, templates=both) as url:
         body = {"prompt": ids, "prompt_logprobs": 5}
         model.requested_ids.clear()
         responses = [
@@ -171,7 +171,7 @@ def test_equal_tokenizers_with_a_system_text_of_equal_length(
     )
     assert len(one) == len(two)
     pair, both = xtok.load_pair(digits, digits), ("chatml", "chatml")
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, templates=both) as url:
         body = {"prompt": one, "prompt_logprobs": 5, "teacher_system": "2"}
         [rows] = prompt_rows(httpx.post(f"{url}/v1/completions", json=body, timeout=60))
     assert model.requested_ids[-1] == two
@@ -187,7 +187,7 @@ def test_equal_tokenizers_with_different_templates(
     )
     text, both = digits.encode(TEXT).ids.tolist(), ("chatml", template)
     pair = xtok.load_pair(digits, digits)
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, templates=both) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, templates=both) as url:
         model.requested_ids.clear()
         rows, other = prompt_rows(post(url, [student, text], 5))
     assert sorted(model.requested_ids) == sorted([teacher, text])
@@ -205,7 +205,7 @@ def test_ids_that_are_no_conversation_are_spelled(
         model = TeacherServer(digits)
         with (
             running(model.app) as teacher_url,
-            proxied(pair, teacher_url, chat=chat, templates=both) as url,
+            serving(pair, teacher_url, chat=chat, templates=both) as url,
         ):
             model.requested_ids.clear()
             [rows] = prompt_rows(post(url, ids))

@@ -18,8 +18,8 @@ from running_servers import (
     error_message,
     post,
     prompt_rows,
-    proxied,
     running,
+    serving,
     token_logprobs,
 )
 from served_teachers import TeacherServer
@@ -115,7 +115,7 @@ def test_a_token_that_the_teacher_calls_impossible_has_a_finite_value(
     """vLLM writes −9999 for −∞, SGLang null."""
     model = TeacherServer(digits, kind)
     ids = pair.tokenizers[0].segment(b"The keeper lit 201 lamps.")
-    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url) as url:
         before = token_logprobs(ids, prompt_rows(post(url, ids))[0])
         model.impossible = {model.requested_ids[-1][5]}
         after = token_logprobs(ids, prompt_rows(post(url, ids))[0])
@@ -145,7 +145,7 @@ def test_errors_for_addresses_without_a_teacher(digits: Tokenizer) -> None:
 def test_fewer_candidates_after_a_restart_are_noted(pair: Pair, digits: Tokenizer) -> None:
     """A restart causes one note; at startup, it is an error."""
     model, notes = TeacherServer(digits, "sglang"), list[str]()
-    with running(model.app) as teacher_url, proxied(pair, teacher_url, notes=notes) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url, notes=notes) as url:
         model.max_candidates = 20
         for _ in range(2):
             assert post(url, [5, 6, 7]).status_code == 200
@@ -180,7 +180,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_pauses")
 def test_the_server_recovers_if_the_teacher_returns(pair: Pair, model: TeacherServer) -> None:
     ids = [5, 6, 7]
-    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url) as url:
         right = prompt_rows(post(url, ids))
         model.status = 500
         words = f"the teacher's server at {teacher_url}: 500 Internal Server Error: out of memory"
@@ -205,7 +205,7 @@ def test_a_teacher_that_returns_with_another_tokenizer_is_an_error(
     with ExitStack() as stack:
         model = running(TeacherServer(digits, kind).app)
         teacher_url = model.__enter__()
-        url = stack.enter_context(proxied(pair, teacher_url, notes=notes))
+        url = stack.enter_context(serving(pair, teacher_url, notes=notes))
         right = prompt_rows(post(url, ids))
         model.__exit__(None, None, None)
         assert "Connect" in error_message(post(url, ids), 502)
@@ -240,7 +240,7 @@ def test_a_teacher_replaced_between_two_requests_is_an_error(
         first = running(model.app)
         teacher_url = first.__enter__()
         port = int(teacher_url.rpartition(":")[2])
-        url = stack.enter_context(proxied(pair, teacher_url))
+        url = stack.enter_context(serving(pair, teacher_url))
         right = prompt_rows(post(url, ids))
         first.__exit__(None, None, None)
         if by == "the clock":
@@ -262,7 +262,7 @@ def test_a_response_without_end_is_refused(pair: Pair, model: TeacherServer) -> 
         for _ in range(64):
             yield bytes(1 << 16)
 
-    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url) as url:
         monkey: Any = model
         monkey.scored_rows = lambda *_: asyncio.sleep(0, StreamingResponse(long()))
         assert "/v1/completions returned more than 1 MiB" in error_message(
@@ -276,7 +276,7 @@ def test_a_teacher_that_disappears_during_its_check(
 ) -> None:
     with ExitStack() as stack:
         with running(model.app) as teacher_url:
-            url = stack.enter_context(proxied(pair, teacher_url))
+            url = stack.enter_context(serving(pair, teacher_url))
             monkeypatch.setattr(teachers, "CHECK_INTERVAL", 0.0)
         assert "ConnectError: " in error_message(post(url, [5, 6, 7]), 502)
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from running_servers import proxied, running
+from running_servers import running, serving
 from served_teachers import TeacherServer
 from tiny_models import logged, save_model, weights_of
 
@@ -30,7 +30,7 @@ ROWS = ["The keeper", "High water: ", "Fog", "Low water is"]
 def served(digits: Tokenizer, byte_level: Tokenizer) -> Iterator[tuple[Pair, TeacherServer, str]]:
     """The student's tokens have up to three digits; the teacher's tokens have one."""
     pair, model = xtok.load_pair(byte_level, digits), TeacherServer(digits)
-    with running(model.app) as teacher_url, proxied(pair, teacher_url) as url:
+    with running(model.app) as teacher_url, serving(pair, teacher_url) as url:
         yield pair, model, url
 
 

@@ -86,7 +86,7 @@ def score(translator: Translator, text: SharedText, scores: RankedTopK, top_k: i
     return ranked(translator.project_whole(text, scores.topk, top_k))
 
 
-class Proxy:
+class ScoreService:
     """The web application that translates between trainers and the teacher's server.
 
     Args:
@@ -101,8 +101,8 @@ class Proxy:
         self,
         translator: Translator,
         teacher: TeacherClient,
-        *,
         api_key: str | None = None,
+        *,
         teacher_system: str = "",
         note: Note = silent_note,
     ) -> None:
@@ -132,6 +132,28 @@ class Proxy:
             await self._score(text, 1)
         except (TeacherError, BadRequest) as error:
             raise self.teacher.unusable(error) from error
+
+    async def run(self, listening: socket.socket, on_ready: Callable[[], object]) -> None:
+        """Run the server until SIGTERM or Ctrl-C.
+
+        After the signal, requests in progress have `STOP_SECONDS` to finish.
+        """
+        config = uvicorn.Config(
+            self.app(),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=120,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.ensure_future(server.serve([listening]))
+        while not (server.started or task.done()):
+            await asyncio.sleep(0.01)
+        if server.started:
+            _stop_by_signals(server)
+            on_ready()
+        await task
 
     # Routes
 
@@ -334,29 +356,6 @@ def bound(host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, RESPONSE_SECONDS * 1000)
     return listening
-
-
-async def run_proxy(proxy: Proxy, listening: socket.socket, on_ready: Callable[[], object]) -> None:
-    """Run the server until SIGTERM or Ctrl-C.
-
-    After the signal, requests in progress have `STOP_SECONDS` to finish.
-    """
-    config = uvicorn.Config(
-        proxy.app(),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_keep_alive=120,
-        timeout_graceful_shutdown=STOP_SECONDS,
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.ensure_future(server.serve([listening]))
-    while not (server.started or task.done()):
-        await asyncio.sleep(0.01)
-    if server.started:
-        _stop_by_signals(server)
-        on_ready()
-    await task
 
 
 def _stop_by_signals(server: uvicorn.Server) -> None:

@@ -55,7 +55,7 @@ def serve(
     """
     with _needed_packages():
         from xtok.teachers.serving.connection import is_loopback
-        from xtok.teachers.serving.server import Proxy, bound, run_proxy
+        from xtok.teachers.serving.server import ScoreService, bound
         from xtok.teachers.serving.teacher import TeacherClient
     config = ServeConfig.or_default(config)
     pair, bound_map = bind_back_map(pair, back_map, note)
@@ -75,15 +75,15 @@ def serve(
             await client.connect(config.candidates, config.wait, note, student)
             translator = Translator(pair, bound_map, templates=config.templates, chat=config.chat)
             system = config.teacher_system or ""
-            proxy = Proxy(translator, client, api_key=own_key, teacher_system=system, note=note)
-            await proxy.warm_up()
+            service = ScoreService(translator, client, own_key, teacher_system=system, note=note)
+            await service.warm_up()
             note(
                 f"serving {pair.teacher.model_id} at {client.url} ({client.kind}, "
                 f"{client.candidates} candidates per token) in the tokens of "
                 f"{pair.student.model_id}"
             )
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            await run_proxy(proxy, listening, lambda: on_ready(url))
+            await service.run(listening, lambda: on_ready(url))
 
     with bound(config.host, config.port) as listening:
         asyncio.run(run(listening))
