@@ -129,10 +129,9 @@ class ProjectionMap(StoredMap):
         heaviest[rows] = entries.teacher_ids[indices]
         return heaviest
 
-    def row(self, student_id: str | bytes | int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def row(self, token: str | bytes | int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the teacher ids (int32) and weights (float32) of one row, heaviest first."""
-        if isinstance(student_id, str | bytes):
-            student_id = self._emitted_id(student_id)
+        student_id = self._emitted_id(token) if isinstance(token, str | bytes) else token
         if not 0 <= student_id < self.shape[0]:
             raise IndexError(f"student id {student_id} is outside 0..{self.shape[0] - 1}")
         ends = np.array([student_id, student_id + 1], self.student_ids.dtype)  # avoids a copy
