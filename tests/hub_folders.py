@@ -13,6 +13,7 @@ from typing import Any
 
 import fetch_tokenizers
 import small_tokenizers
+from make_tokenizers import converted_ranks
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from xtok.tokenizers import load_tokenizer
@@ -20,11 +21,7 @@ from xtok.tokenizers.table import TokenType
 
 NAMES = ("llama3", "qwen", "deepseek-v3", "mistral-v3", "gemma3", "llama2")
 Config = dict[str, Any]
-DIGIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-THREE_DIGITS = DIGIT.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
+DIGIT, THREE_DIGITS = small_tokenizers.split_pattern(1), small_tokenizers.split_pattern(3)
 CASES = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -177,12 +174,9 @@ def _llama_2(folder: Path, source: Path) -> None:
 
 def _from_ranks(path: Path, pattern: str) -> Tokenizer:
     """Convert a rank file, with the added tokens of its family in xtok."""
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    # Positional, because the name of the last argument depends on the version of Transformers.
-    rust: Tokenizer = TikTokenConverter(str(path), pattern, False, []).converted()  # type: ignore[no-untyped-call]
+    rust = converted_ranks(path, pattern)
     rust.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
@@ -190,7 +184,6 @@ def _from_ranks(path: Path, pattern: str) -> Tokenizer:
         ]
     )
     rust.decoder = decoders.ByteLevel()
-    rust.model.ignore_merges = False
     table = load_tokenizer(path).table
     for i in range(rust.get_vocab_size(), len(table)):
         special = table.types[i] == TokenType.CONTROL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from safetensors.numpy import save
 import xtok
 from xtok.config import BuildConfig, MultitokenConfig
 from xtok.maps import file as mapfile
+from xtok.maps.opening import torch_bytes
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.records import RowKind
 from xtok.tokenizers import Tokenizer
@@ -173,10 +173,7 @@ FOREIGN: dict[str, Any] = {
 """The contents of a `.pt` file of another program."""
 
 
-def pt_bytes(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+pt_bytes: Callable[[Any], bytes] = torch_bytes  # of any contents
 
 
 def load_bytes(data: bytes, folder: Path, **options: Any) -> ProjectionMap:

@@ -30,13 +30,19 @@ def byte_ranks(
     return load_tokenizer(f"{path}@{pattern}", vocab_size=width)
 
 
-def hf_folder_of_ranks(ranks: Path, pattern: str, folder: Path, normalizer: str | None) -> Path:
+def converted_ranks(ranks: Path, pattern: str) -> Rust:
+    """Convert a rank file with Transformers; the result merges tokens like the rank file."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     # Positional, because the name of the last argument depends on the version of Transformers.
     converter = TikTokenConverter(str(ranks), pattern, False, [])  # type: ignore[no-untyped-call]
-    rust = converter.converted()
+    rust: Rust = converter.converted()
     rust.model.ignore_merges = False
+    return rust
+
+
+def hf_folder_of_ranks(ranks: Path, pattern: str, folder: Path, normalizer: str | None) -> Path:
+    rust = converted_ranks(ranks, pattern)
     if normalizer is not None:
         rust.normalizer = getattr(normalizers, normalizer)()
     return saved(folder, rust)
