@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -146,14 +147,28 @@ def test_projected_rows_can_lack_probability() -> None:
 # Random teachers
 
 
+Document = tuple[Any, Rows, Rows]
+"""The ids of a text, and the candidates and log-probabilities of each row."""
+
+
+def flat_topk(documents: Sequence[Document]) -> TopK:
+    """Return the predictions of documents as flat arrays; the first row of each is omitted."""
+    texts = [text for text, _, _ in documents]
+    ids = [row for _, rows, _ in documents for row in rows[1:]]
+    logprobs = [row for _, _, rows in documents for row in rows[1:]]
+    sizes = [size for _, rows, _ in documents for size in (0, *map(len, rows[1:]))]
+    token_ids = np.concatenate(texts)
+    unknown = np.full(len(token_ids), np.nan, np.float32)
+    return TopK(
+        token_ids, np.cumsum([0, *map(len, texts)]), np.cumsum([0, *sizes]),
+        np.concatenate(ids), np.concatenate(logprobs).astype(np.float32), unknown, unknown,
+    )  # fmt: skip
+
+
 def refusal(text: Any, ids: Rows, logprobs: Rows, width: int = V) -> str:
-    """Return the reason for which a document is rejected, or "". The first row is ignored."""
-    starts = np.cumsum([0, 0, *map(len, ids[1:])])
-    nothing = np.full(len(text), np.nan, np.float32)
-    flat = np.concatenate(ids[1:]), np.concatenate(logprobs[1:]).astype(np.float32)
-    topk = TopK(text, np.array([0, len(text)]), starts, *flat, nothing, nothing)
+    """Return the reason for which a document is rejected, or ""."""
     try:
-        checked(topk, width)
+        checked(flat_topk([(text, ids, logprobs)]), width)
     except PredictionError as error:
         return error.problem
     return ""
@@ -185,25 +200,20 @@ def test_impossible_rows_are_refused(name: str) -> None:
     assert refused == NUM_REFUSED[name]
 
 
+def random_documents() -> list[Document]:
+    """Return 12 documents; each has enough rows for a reliable decision."""
+    return [random_rows(seed)[:3] for seed in range(12)]
+
+
+def test_several_documents_of_valid_rows_are_accepted() -> None:
+    assert checked(flat_topk(random_documents()), V).bounds.tolist() == [*range(0, 13 * T, T)]
+
+
 def test_each_document_is_compared_separately() -> None:
-    """Only one of 12 documents is shifted; each has enough rows for a reliable decision."""
-    caches = [random_rows(seed) for seed in range(12)]
-    bad = list(caches)
-    bad[7] = (caches[7][0], shifted(caches[7][1], 1), shifted(caches[7][2], 1), caches[7][3])
-    for documents in (caches, bad):
-        text = np.concatenate([document[0] for document in documents])
-        counts = [n for document in documents for n in (0, *map(len, document[1][1:]))]
-        ids, logprobs = (
-            np.concatenate([row for document in documents for row in document[part][1:]])
-            for part in (1, 2)
-        )
-        nothing = np.full(len(text), np.nan, np.float32)
-        bounds = np.arange(13) * T
-        starts = np.cumsum([0, *counts])
-        topk = TopK(text, bounds, starts, ids, logprobs.astype(np.float32), nothing, nothing)
-        if documents is caches:
-            checked(topk, V)
-            continue
-        with pytest.raises(PredictionError, match="shifted by one") as error:
-            checked(topk, V)
-        assert (error.value.row, error.value.is_document) == (7 * T, True)
+    """The error names the only document with shifted rows."""
+    documents = random_documents()
+    text, ids, logprobs = documents[7]
+    documents[7] = text, shifted(ids, 1), shifted(logprobs, 1)
+    with pytest.raises(PredictionError, match="shifted") as error:
+        checked(flat_topk(documents), V)
+    assert (error.value.row, error.value.is_document) == (7 * T, True)
