@@ -1,4 +1,4 @@
-"""Tokenizers with the chat templates of real models, and the control tokens that these name."""
+"""Tokenizers with the chat templates of real models and the control tokens of these templates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _EOS = {
     **dict.fromkeys(["qwen3_training", "qwen3_vl"], "<|im_end|>"),
 }  # fmt: skip
 _STOPS = {"glm4moe": ["<|endoftext|>", "<|user|>", "<|observation|>"]}
-"""Of the generation configs; no token ends the turns of GLM 4.5 but the next one's first."""
+"""End-of-sequence tokens for the generation config, by template.
+
+GLM 4.5 has no token at the end of a turn. Generation stops at the first token of the next turn.
+"""
 NAMES = tuple(sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 CHAT = [
     {"role": "user", "content": "How many steps?"},
@@ -62,7 +65,7 @@ def write(name: str, source: Path, folder: Path, templates: Path = TEMPLATES) ->
 
 
 def trl_templates() -> list[Path]:
-    """Return the templates that TRL includes; no templates without TRL."""
+    """Return the chat templates in the TRL package; an empty list if TRL is not installed."""
     spec = importlib.util.find_spec("trl")
     folder = Path(spec.origin).parent / "chat_templates" if spec and spec.origin else Path()
     return sorted(folder.glob("*.jinja")) if folder.name else []

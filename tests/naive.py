@@ -114,7 +114,10 @@ def projected_logprobs(
     teacher_logprobs: list[float],
     student_logprobs: list[float] | None = None,
 ) -> tuple[list[float], list[bool]]:
-    """Divide each chunk's float32 sum among its student tokens, in multiples of its last bit."""
+    """Divide each chunk's float32 sum among its student tokens.
+
+    Each share is a multiple of the last bit of the sum. Also return a mask of tokens in chunks.
+    """
     shares, valid = [0.0] * size, [False] * size
     for student, teacher in chunks:
         total = float(np.float32(sum(teacher_logprobs[j] for j in teacher)))
@@ -143,7 +146,7 @@ def ngrams(token: bytes) -> Counter[tuple[object, int]]:
 
 
 def spelling_cosines(rows: list[bytes], columns: list[bytes], most_columns: int) -> list[Row]:
-    """Return the positive cosines of spelling of each row with the columns, as in `spelling`."""
+    """Return the positive cosine similarities between the n-grams of each row and each column."""
     row_grams, column_grams = list(map(ngrams, rows)), list(map(ngrams, columns))
     counts = sum([*row_grams, *column_grams], Counter())
     in_columns = sum(column_grams, Counter())

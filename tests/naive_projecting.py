@@ -24,7 +24,10 @@ END = 0  # the id of the end of text, in every small vocabulary
 
 
 class Small(Backend):
-    """A tokenizer with a few letters and an end of text; greedy, or with merges in order of ids."""
+    """A tokenizer of a few tokens and an end of text.
+
+    It spells a text with the longest tokens, or with merges in ascending order of ids.
+    """
 
     name = "small"
 
@@ -79,7 +82,7 @@ def best_first(row: Row) -> list[tuple[int, float]]:
 
 
 def top_k(documents: Sequence[Sequence[int]], rows: Sequence[Row], k: int | None) -> TopK:
-    """Return predictions in the package's form: the first k candidates, and the exact rest."""
+    """Return a `TopK` with the best k candidates of each row and the exact rest."""
     ids = [x for document in documents for x in document]
     kept = [best_first(row)[:k] for row in rows]
     with np.errstate(divide="ignore"):

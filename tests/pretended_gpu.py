@@ -28,10 +28,13 @@ FETCHES = {
 """Operations that return their result, or its size, to the CPU."""
 
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
-"""Operations with indices, also from the CPU; they wait if an index is a mask."""
+"""Operations with indices.
+
+The indices may be on the CPU, and the CPU waits for the GPU if an index is a mask.
+"""
 
 BETWEEN = {"_to_copy", "copy_", "lift_fresh"}
-"""Those that take tensors of two devices."""
+"""Operations that may have a tensor on the CPU and another tensor on the GPU."""
 
 
 class OnGPU(torch.Tensor):
@@ -71,7 +74,7 @@ class OnGPU(torch.Tensor):
 
 
 class _Dispatch(TorchDispatchMode):
-    """Run each operation on the CPU as a GPU would."""
+    """Run each operation on the CPU, and check it as on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -107,7 +110,7 @@ class _Dispatch(TorchDispatchMode):
     def _check(
         self, name: str, args: Any, kwargs: Any, tensors: list[Any], on_gpu: list[Any], to_gpu: bool
     ) -> None:
-        """Count operations that make the CPU wait; raise for tensors of two devices."""
+        """Count operations that make the CPU wait; raise an error for tensors on two devices."""
         on_cpu = [t for t in tensors if not isinstance(t, OnGPU) and t.dim()]
         if name in BETWEEN:
             into_cpu = not isinstance(args[0], OnGPU) if name == "copy_" else not to_gpu

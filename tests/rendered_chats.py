@@ -11,13 +11,15 @@ from checks import not_none
 from xtok.conversation import Conversation
 from xtok.tokenizers import Tokenizer
 
-CHAT: list[dict[str, Any]] = [
+SPACED: list[dict[str, Any]] = [
     {"role": "system", "content": " Be brief. "},
     {"role": "user", "content": "Wie hoch, 3 < 4?\n"},
     {"role": "assistant", "content": "  201 Stufen 🌊.\n"},
     {"role": "user", "content": "again"},
     {"role": "assistant", "content": "201"},
 ]
+"""A chat with spaces and line ends around its contents, which some templates remove."""
+
 TOOLS: list[dict[str, Any]] = [
     {"role": "user", "content": "add 2 and 2"},
     chat_families.CALL,

@@ -178,7 +178,10 @@ ServePair = Callable[..., Served]
 
 
 def token_logprobs(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the value of each token after the first; it must be the first in its row."""
+    """Return the log-probability of each token after the first.
+
+    Check that the token is the first candidate of its row.
+    """
     assert rows[0] is None
     logprobs = []
     for i, row in zip(ids[1:], rows[1:], strict=True):
@@ -188,7 +191,7 @@ def token_logprobs(ids: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[f
 
 
 def check_rows(ids: Sequence[int], rows: Sequence[Any], top_k: int, width: int) -> None:
-    """Check the properties that trainers rely on."""
+    """Check the properties of rows that trainers depend on: finite values and complete ranks."""
     assert all(math.isfinite(value) and value <= 0 for value in token_logprobs(ids, rows))
     for row in rows[1:]:
         candidates = [int(i) for i in row]

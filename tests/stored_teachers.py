@@ -18,10 +18,6 @@ from xtok.teachers.formats.distillkit import config_for
 from xtok.teachers.formats.documents import Documents
 from xtok.tokenizers import Tokenizer
 
-CHAT = [
-    {"role": "user", "content": "How many steps did it take?"},
-    {"role": "assistant", "content": "There were 201 of them in 2012."},
-]
 TEXTS = [line for text in small_tokenizers.CORPUS for line in text.splitlines() if line][:6]
 Row = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Random models with a few thousand parameters besides embeddings, in a trainer's form."""
+"""Random models of Transformers with a few thousand parameters, not counting embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tiny_model(
     width: int, *, seed: int, sharp: float = 0.02, dropout: float = 0.0, layers: int = 1,
     tied: bool = False,
 ) -> Any:  # fmt: skip
-    """Return a causal language model; with a larger `sharp`, its distributions are peaked."""
+    """Return a causal language model; a larger `sharp` makes its distributions more peaked."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)

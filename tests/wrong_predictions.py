@@ -37,7 +37,7 @@ def random_rows(seed: int, k: int = 20) -> tuple[Any, Rows, Rows, Rows]:
 
 
 def shifted(rows: Rows, by: int) -> Rows:
-    """Return the rows of the tokens `by` positions later. The first row stays."""
+    """Replace each row after the first by the row `by` positions later."""
     return [rows[0], *(rows[min(max(1, i + by), T - 1)] for i in range(1, T))]
 
 
@@ -52,4 +52,7 @@ MISTAKES: dict[str, Callable[[Any, Rows, Rows, Rows], tuple[Any, Rows, Rows]]] =
     "previous": lambda t, i, p, z: (t, shifted(i, -1), shifted(p, -1)),
     "another tokenizer": lambda t, i, p, z: (t, [(x * 11 + 5) % V for x in i], p),
 }
-"""Functions of the four results of `random_rows` that return a text, ids and log-probabilities."""
+"""Functions that apply a mistake to the results of `random_rows`.
+
+Each function returns the ids of the text, and the candidates and log-probabilities of each row.
+"""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rendered_chats import CHAT, GENERATES
+from rendered_chats import GENERATES, SPACED
 
 from xtok.conversation import (
     collate,
@@ -20,7 +20,9 @@ from xtok.tokenizers import Tokenizer
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_unpad_is_the_inverse_of_collate(byte_level: Tokenizer, side: Any) -> None:
-    chats = [render(byte_level, chat, template="chatml") for chat in (CHAT[3:], CHAT, CHAT[:1])]
+    chats = [
+        render(byte_level, chat, template="chatml") for chat in (SPACED[3:], SPACED, SPACED[:1])
+    ]
     batch = collate(chats, pad_id=7, padding_side=side)
     width, lengths = max(len(chat.ids) for chat in chats), [len(chat.ids) for chat in chats]
     assert batch["ids"].shape == batch["assistant_mask"].shape == (3, width)
@@ -91,7 +93,7 @@ def test_unpad_cuts_the_lists_that_transformers_pads(small: Path, side: str) -> 
     library = load(str(small / "small-byte-level"), padding_side=side)
     options = {"return_assistant_tokens_mask": True, "return_dict": True}
     make = partial(library.apply_chat_template, chat_template=GENERATES, **options)
-    chats = [CHAT[3:], CHAT]
+    chats = [SPACED[3:], SPACED]
     batch = make(chats, padding=True)
     assert isinstance(batch["input_ids"], list)
     batch["tags"] = [["a"], ["b"]]

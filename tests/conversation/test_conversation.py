@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_tokenizers import copied
 from rendered_chats import (
-    CHAT,
     GENERATES,
+    SPACED,
     TOOLS,
     check_spans,
     contents,
@@ -37,7 +37,7 @@ from xtok.tokenizers import Tokenizer, load_tokenizer
 
 
 def test_chatml_exactly(byte_level: Tokenizer) -> None:
-    rendered = render(byte_level, CHAT, template="chatml")
+    rendered = render(byte_level, SPACED, template="chatml")
     assert rendered.text == (
         "<|im_start|>system\n Be brief. <|im_end|>\n"
         "<|im_start|>user\nWie hoch, 3 < 4?\n<|im_end|>\n"
@@ -45,7 +45,7 @@ def test_chatml_exactly(byte_level: Tokenizer) -> None:
         "<|im_start|>user\nagain<|im_end|>\n"
         "<|im_start|>assistant\n201<|im_end|>\n"
     )
-    assert contents(rendered) == [m["content"] for m in CHAT]
+    assert contents(rendered) == [m["content"] for m in SPACED]
     whole = [s.whole for s in rendered.message_spans]
     assert "".join(shown(rendered, w.tokens) for w in whole if w) == rendered.text
     start = byte_level.table.roles["turn_start"][0]
@@ -65,8 +65,8 @@ PROMPT_IN_THE_LOOP = """\
 def test_generation_prompt_belongs_to_no_message(
     byte_level: Tokenizer, template: str, asked: bool
 ) -> None:
-    rendered = render(byte_level, CHAT, template=template, add_generation_prompt=asked)
-    check_spans(rendered, CHAT, byte_level)
+    rendered = render(byte_level, SPACED, template=template, add_generation_prompt=asked)
+    check_spans(rendered, SPACED, byte_level)
     assert rendered.text.endswith("<|im_start|>assistant\n") == asked
     assert targets(rendered) == ["  201 Stufen 🌊.\n<|im_end|>", "201<|im_end|>"]
     last = not_none(rendered.message_spans[-1].whole)
@@ -161,7 +161,7 @@ def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path)
     )
     (folder / "chat_template.jinja").write_text(template)
     tokenizer = load_tokenizer(str(folder))
-    rendered = render(tokenizer, CHAT[3:4], tools=[], variables={"style": "!"})
+    rendered = render(tokenizer, SPACED[3:4], tools=[], variables={"style": "!"})
     assert rendered.text == "<|begin_of_text|>again<|end_of_text|> none!"
     ids = {name: i for i, name in tokenizer.table.control_names.items()}
     assert rendered.ids[0] == ids["<|begin_of_text|>"]
@@ -169,7 +169,7 @@ def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path)
     from transformers import AutoTokenizer
 
     library = AutoTokenizer.from_pretrained(str(folder))
-    expected = library.apply_chat_template(CHAT[3:4], return_dict=False, style="!")
+    expected = library.apply_chat_template(SPACED[3:4], return_dict=False, style="!")
     assert rendered.ids.tolist() == expected
 
 
@@ -183,19 +183,19 @@ def test_a_template_does_not_know_the_eos_of_the_generation_config(
     )
     tokenizer = load_tokenizer(folder)
     assert tokenizer.table.roles["eos"]
-    assert render(tokenizer, CHAT[3:4]).text == "<|begin_of_text|>again"
+    assert render(tokenizer, SPACED[3:4]).text == "<|begin_of_text|>again"
 
 
 @pytest.mark.parametrize("kind", ["ranks", "sentencepiece", "digits"])
 def test_every_backend_accepts_a_template(request: pytest.FixtureRequest, kind: str) -> None:
     tokenizer = request.getfixturevalue(kind)
-    rendered = render(tokenizer, CHAT, template=PROMPT_IN_THE_LOOP)
-    check_spans(rendered, CHAT, tokenizer)
+    rendered = render(tokenizer, SPACED, template=PROMPT_IN_THE_LOOP)
+    check_spans(rendered, SPACED, tokenizer)
     assert len(targets(rendered)) == 2
 
 
 def test_the_next_prompt_is_prompt_and_answer_and_suffix(byte_level: Tokenizer) -> None:
-    chat = [*CHAT, {"role": "tool", "content": "four"}]
+    chat = [*SPACED, {"role": "tool", "content": "four"}]
     prompt = render(byte_level, chat[:4], template="chatml", add_generation_prompt=True).ids
     full = render(byte_level, chat, template="chatml", add_generation_prompt=True)
     written = full.ids[len(prompt) :][full.assistant_mask[len(prompt) :]]
@@ -205,7 +205,7 @@ def test_the_next_prompt_is_prompt_and_answer_and_suffix(byte_level: Tokenizer) 
 
 def test_turns_without_a_control_token_at_their_end(byte_level: Tokenizer) -> None:
     template = each("{{ '<|im_start|>' + m.role + m.content }}")
-    chat = [CHAT[3], {"role": "assistant", "content": "<|im_end|> four"}]
+    chat = [SPACED[3], {"role": "assistant", "content": "<|im_end|> four"}]
     suffix = tool_suffix(byte_level, [*chat, TOOLS[2]], template=template)
     assert decode_ids(byte_level, suffix.tolist()) == "<|im_start|>toolfour"
 
@@ -238,7 +238,7 @@ LLAMA_DATE = (
 def test_a_template_that_writes_the_date_is_noted(
     byte_level: Tokenizer, template: str, variables: dict[str, Any], culprit: str | None
 ) -> None:
-    chat = render(byte_level, CHAT, template=template + DATED, variables=variables)
+    chat = render(byte_level, SPACED, template=template + DATED, variables=variables)
     notes = [note for note in chat.notes if note.startswith("the template writes today's date")]
     assert len(notes) == (culprit is not None)
     assert all(str(culprit) in note for note in notes)
@@ -260,7 +260,7 @@ def test_the_token_that_ends_a_turn_is_a_target(
         f"{{{{ '<|im_start|>' if m.role == 'assistant' else '{user}' }}}}{{{{ m.content }}}}{end}"
     )
     template = each(turn) + "{% if add_generation_prompt %}<|im_start|>{% endif %}"
-    rendered = render(byte_level, CHAT, template=template)
+    rendered = render(byte_level, SPACED, template=template)
     answers = "  201 Stufen 🌊.\n", "201"
     assert targets(rendered) == [answer + end for answer, end in zip(answers, ends, strict=True)]
     assert rendered.notes == (() if end else (NO_END_OF_TURN,))
@@ -270,7 +270,7 @@ def test_the_token_that_ends_a_turn_is_a_target(
 def test_text_of_the_template_after_an_answer_is_not_a_target(
     byte_level: Tokenizer, behind: str
 ) -> None:
-    rendered = render(byte_level, CHAT[1:3], template=each("\n{{ m.content | trim }}") + behind)
+    rendered = render(byte_level, SPACED[1:3], template=each("\n{{ m.content | trim }}") + behind)
     assert targets(rendered) == ["201 Stufen 🌊."]  # " the" is one token
 
 
@@ -278,10 +278,10 @@ def test_a_tokenizers_own_template_is_read_once(small: Path, tmp_path: Path) -> 
     shutil.copy(small / "small.model", tmp_path / "tokenizer.model")
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     tokenizer = load_tokenizer(tmp_path)
-    first = render(tokenizer, CHAT[:1])
+    first = render(tokenizer, SPACED[:1])
     (tmp_path / "chat_template.jinja").unlink()
-    again = render(tokenizer, CHAT[:1], template="default")
-    assert again.text == first.text == "<s>" + CHAT[0]["content"]
+    again = render(tokenizer, SPACED[:1], template="default")
+    assert again.text == first.text == "<s>" + SPACED[0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -305,6 +305,6 @@ def test_a_named_template_is_chosen_by_its_name(
 
 
 def test_generation_blocks_are_the_targets(byte_level: Tokenizer) -> None:
-    rendered = render(byte_level, CHAT, template=GENERATES)
-    check_spans(rendered, CHAT, byte_level)
+    rendered = render(byte_level, SPACED, template=GENERATES)
+    check_spans(rendered, SPACED, byte_level)
     assert targets(rendered) == ["  201 Stufen 🌊.\n<|end_of_text|>", "201<|end_of_text|>"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rendered_chats import CHAT, check_spans, contents, targets
+from rendered_chats import SPACED, check_spans, contents, targets
 
 from xtok.conversation import render
 from xtok.conversation.formats import FORMATS
@@ -78,18 +78,18 @@ def test_every_format_is_tested() -> None:
 
 def test_mistrals_merged_system_text_has_its_span(sentencepiece: Tokenizer) -> None:
     for name in ("mistral", "mistral-v1"):
-        rendered = render(sentencepiece, CHAT, template=name)
-        check_spans(rendered, CHAT, sentencepiece)
-        assert contents(rendered) == [m["content"] for m in CHAT]
+        rendered = render(sentencepiece, SPACED, template=name)
+        check_spans(rendered, SPACED, sentencepiece)
+        assert contents(rendered) == [m["content"] for m in SPACED]
         assert targets(rendered) == ["   201 Stufen 🌊.\n</s>", " 201</s>"]
     assert FORMATS["mistral"].pad_id(sentencepiece.table) == sentencepiece.table.roles["unk"][0]
 
 
 def test_plain_suits_every_vocabulary(byte_level: Tokenizer) -> None:
-    rendered = render(load_tokenizer("bytes"), CHAT[2:], template="plain")
+    rendered = render(load_tokenizer("bytes"), SPACED[2:], template="plain")
     assert rendered.text == ("Assistant\n  201 Stufen 🌊.\n\n\nUser\nagain\n\nAssistant\n201\n\n")
     assert targets(rendered) == ["  201 Stufen 🌊.\n\n\n", "201\n\n"]
-    rendered = render(byte_level, CHAT[3:], template="plain")
+    rendered = render(byte_level, SPACED[3:], template="plain")
     assert targets(rendered) == ["201<|end_of_text|>"]
     pad = FORMATS["chatml"].pad_id(byte_level.table)
     assert byte_level.table.control_names[pad] == "<|pad|>"

@@ -13,7 +13,7 @@ import chat_families
 import pytest
 from checks import not_none
 from conftest import Load
-from rendered_chats import CHAT, TOOLS, check_spans, contents, decode_ids, targets
+from rendered_chats import SPACED, TOOLS, check_spans, contents, decode_ids, targets
 
 from xtok.conversation.rendering import (
     NO_END_OF_TURN,
@@ -88,8 +88,8 @@ LEFT_OUT_BY_TRL = {"gemma4_v2": "\n", "diffusion_gemma_training": "<|tool_respon
 def test_real_templates_have_the_librarys_ids_and_targets(name: str, family: Family) -> None:
     """Ids equal Transformers', contents have their spans, and targets are text of the assistant."""
     library, tokenizer = family(name)
-    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in CHAT[1:]]
-    for chat in (CHAT, CHAT[1:], TOOLS, parts):
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in SPACED[1:]]
+    for chat in (SPACED, SPACED[1:], TOOLS, parts):
         try:
             expected = library.apply_chat_template(chat, return_dict=False)
             rendered = render(tokenizer, chat)
@@ -234,11 +234,11 @@ def test_qwen3_cuts_the_thinking_out_of_earlier_turns(family: Family) -> None:
     keys = "reasoning_content", "thinking", "reasoning"
     thinking += [{"content": "four", key: "hm"} for key in keys]
     for message in thinking:
-        chat = [CHAT[1], {"role": "assistant", **message}]
+        chat = [SPACED[1], {"role": "assistant", **message}]
         rendered = render(tokenizer, chat)
         assert rendered.ids.tolist() == library.apply_chat_template(chat, return_dict=False)
         assert targets(rendered) == ["<think>\nhm\n</think>\n\nfour<|im_end|>"]
-        rendered = render(tokenizer, [*chat, CHAT[3]])
+        rendered = render(tokenizer, [*chat, SPACED[3]])
         assert targets(rendered) == ["four<|im_end|>"]
         assert contents(rendered)[1] == "four"
         assert message["content"][slice(*not_none(rendered.message_spans[1].source))] == "four"
@@ -251,7 +251,7 @@ def test_ids_of_mistral_equal_those_of_its_library(
     """mistral-common encodes each part separately, which adds a space to each part."""
     import sentencepiece as sp
 
-    chat = [dict(m, content=m["content"].strip()) for m in CHAT]
+    chat = [dict(m, content=m["content"].strip()) for m in SPACED]
     _, first, answer, again, last = (m["content"] for m in chat)
 
     encode = sp.SentencePieceProcessor(model_file=real("mistral-v1.model")).encode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from checks import error_of
-from rendered_chats import CHAT, TOOLS, each
+from rendered_chats import SPACED, TOOLS, each
 
 from xtok.conversation import render
 from xtok.conversation.templates import render_template
@@ -29,24 +29,28 @@ RAISES = each(
         (["x"], "chatml", "message 0 has no role"),
         (TOOLS, RAISES, "small-byte-level raises an error at message 2 (tool): no"),
         ([{"role": "user", "content": None}], RAISES, "raises an error at message 0 (user): "),
-        (CHAT, "nemotron6-moe", "nemotron6-moe is not a file"),  # the text of this error is private
-        (CHAT, "{{ '\udc00' }}", "contains the unpaired surrogate '\\udc00'"),
-        (CHAT, "{{ cycler() }}", "raises an error: "),
-        (CHAT, "{{ 'x'.join(messages) }}", "raises an error: sequence item 0: expected str"),
-        (CHAT, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises an error: "),
-        (CHAT, "{% break %}", "'break' outside loop"),
-        (CHAT, "{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many"),
-        (CHAT, "{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "Jinja template: too many"),
-        (CHAT, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "template: maximum recursion"),
+        (
+            SPACED,
+            "nemotron6-moe",
+            "nemotron6-moe is not a file",
+        ),  # the text of this error is private
+        (SPACED, "{{ '\udc00' }}", "contains the unpaired surrogate '\\udc00'"),
+        (SPACED, "{{ cycler() }}", "raises an error: "),
+        (SPACED, "{{ 'x'.join(messages) }}", "raises an error: sequence item 0: expected str"),
+        (SPACED, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "raises an error: "),
+        (SPACED, "{% break %}", "'break' outside loop"),
+        (SPACED, "{% if 1 %}" * 200 + "{% endif %}" * 200, "is not a Jinja template: too many"),
+        (SPACED, "{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "Jinja template: too many"),
+        (SPACED, "{{ " + "(" * 5_000 + ")" * 5_000 + " }}", "template: maximum recursion"),
         # Templates cannot read files or private attributes of Python.
-        (CHAT, "{% include '/etc/passwd' %}", "no loader"),
-        (CHAT, "{{ messages.__class__.__mro__ }}", "is unsafe"),
-        (CHAT, "{{ cycler.__init__.__globals__ }}", "is unsafe"),
+        (SPACED, "{% include '/etc/passwd' %}", "no loader"),
+        (SPACED, "{{ messages.__class__.__mro__ }}", "is unsafe"),
+        (SPACED, "{{ cycler.__init__.__globals__ }}", "is unsafe"),
         # Templates cannot call the internal function that marks targets.
-        (CHAT, "{{ mark('generation') }}", "'mark' is undefined"),
-        (CHAT, "{{ environment.mark('generation') }}", "'environment' is undefined"),
-        (CHAT, "{{ xtok_mark('generation') }}", "'xtok_mark' is undefined"),
-        (CHAT, "{{ self.mark('generation') }}", "has no attribute 'mark'"),
+        (SPACED, "{{ mark('generation') }}", "'mark' is undefined"),
+        (SPACED, "{{ environment.mark('generation') }}", "'environment' is undefined"),
+        (SPACED, "{{ xtok_mark('generation') }}", "'xtok_mark' is undefined"),
+        (SPACED, "{{ self.mark('generation') }}", "has no attribute 'mark'"),
     ],
 )
 def test_conversations_that_cannot_be_rendered(
@@ -78,7 +82,7 @@ def test_content_that_is_nested_deep(byte_level: Tokenizer, depth: int) -> None:
     value: Any = "x"
     for _ in range(depth):
         value = [value]
-    chat = [CHAT[0], {"role": "user", "content": value}]
+    chat = [SPACED[0], {"role": "user", "content": value}]
     call = partial(render, byte_level, chat, template=each("{{ m.content | string }}"))
     if depth < 100:
         assert call().text.endswith("'x'" + "]" * depth)
@@ -93,4 +97,4 @@ def test_only_the_assistant_may_not_write_an_image(byte_level: Tokenizer) -> Non
 
 def test_templates_have_no_access_to_attributes_of_python() -> None:
     template = "{{ messages[0].content | attr('__class__') }}{{ '{0.__class__}'.format(messages) }}"
-    assert render_template(template, CHAT).text == ""
+    assert render_template(template, SPACED).text == ""

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 import stored_teachers as teachers
+from chat_families import CHAT
 from conftest import Cli
 from stored_teachers import Row
 
@@ -83,9 +84,9 @@ def test_nodes_use_the_templates_of_this_folder(
     """The folder of the nodes does not contain the template."""
     monkeypatch.chdir(tmp_path)
     Path("t.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    ids = xtok.render(back.tokenizers[1], teachers.CHAT, template="t.jinja").ids.tolist()
+    ids = xtok.render(back.tokenizers[1], CHAT, template="t.jinja").ids.tolist()
     size = back.teacher.vocab_size
-    row = {"messages": json.dumps(teachers.CHAT), **teachers.predicted(ids, size, 8)}
+    row = {"messages": json.dumps(CHAT), **teachers.predicted(ids, size, 8)}
     path = teachers.write_neutral(tmp_path / "a.parquet", [row])
     config = ProjectConfig(student_template="plain", teacher_template="t.jinja")
     run = partial(xtok.project, path, back, config=config, back_map=back_map)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import stored_teachers as teachers
+from chat_families import CHAT
 from checks import Done, fails, killed, on_a_full_disk, works
 from conftest import Cli
 from forked import Forks
@@ -226,8 +227,8 @@ def test_changed_inputs_are_another_job(
         (tmp_path / "student.jinja").write_text(TURNS)
         template = str(tmp_path / "student.jinja")
         config = ProjectConfig(student_template=template, teacher_template="plain")
-        ids = xtok.render(load_tokenizer(model), teachers.CHAT, template="plain").ids.tolist()
-        row = {"messages": teachers.CHAT, **teachers.predicted(ids, 1280, 8)}
+        ids = xtok.render(load_tokenizer(model), CHAT, template="plain").ids.tolist()
+        row = {"messages": CHAT, **teachers.predicted(ids, 1280, 8)}
         teachers.write_neutral(path, [row] * 8)
     elif name.startswith("the config"):
         teachers.write_distillkit(path, stored * 3, compressed=True, d=1280)

@@ -19,7 +19,7 @@ PIECES = [
 
 
 def pieces_for(tokenizer: Tokenizer, names: bool = True) -> list[str]:
-    """Ordinary pieces of text, and names of control and user-defined tokens."""
+    """Return pieces of text, including the names of control tokens and user-defined tokens."""
     table = tokenizer.table
     added = [table[i].decode() for i in table.ids_of_type(TokenType.USER_DEFINED).tolist()][:40]
     control = [table.control_names[i] for i in table.ids_of_type(TokenType.CONTROL).tolist()][:40]
@@ -27,14 +27,14 @@ def pieces_for(tokenizer: Tokenizer, names: bool = True) -> list[str]:
 
 
 def texts(tokenizer: Tokenizer, names: bool = True, num_texts: int = 60) -> Iterator[str]:
-    """Texts of these pieces; the same texts on every call."""
+    """Generate texts of random pieces; the texts are the same on every call."""
     rng, pieces = random.Random(0), pieces_for(tokenizer, names)
     for _ in range(num_texts):
         yield "".join(rng.choices(pieces, k=rng.randint(0, 12)))
 
 
 def check_encoding(tokenizer: Tokenizer, library: Library, text: str) -> Encoding:
-    """Compare the ids with a library's, and the text between the bounds with the tokens."""
+    """Check that the ids equal a library's ids, and that the text in their bounds fits."""
     encoding, data = tokenizer.encode(text), text.encode()
     assert encoding.ids.tolist() == library(text)
     assert tokenizer.encode_batch([text, text]) == [library(text)] * 2

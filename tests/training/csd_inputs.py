@@ -52,7 +52,10 @@ CHUNKS: list[Chunk] = [
 def csd_batch(
     rows: Sequence[Sequence[Chunk]], seed: int = 0, wider: int = 0
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], ShiftedAlignment[Tensor]]:
-    """Return logits, targets and the alignment of rows of chunks, padded by at least a position."""
+    """Return the student's logits, the teacher's logits, the targets and the alignment of rows.
+
+    Each row is a list of chunks. It is padded by at least one position.
+    """
     targets, ids = [], []
     for side in (0, 1):
         length = 1 + max((sum(len(c[side]) for c in row) for row in rows), default=0)

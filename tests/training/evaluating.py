@@ -65,7 +65,7 @@ def transformers_trainer(small: Path, output: Path) -> Any:
 
 
 def trainer_with_two_teachers(small: Path, output: Path) -> Any:
-    """The numbers of chunks per row differ between the teachers."""
+    """Return a trainer with two teachers that have different numbers of chunks per row."""
     folders, (student, teacher) = folders_and_models(small)
     same = tiny_model(xtok.load_tokenizer(folders[0]).vocabulary.vocab_size, seed=2, sharp=0.1)
     rows = Dataset.from_list([{"text": text} for text in TEXTS])
@@ -110,7 +110,7 @@ def weights_by_process(trainer: Any) -> list[float]:
 
 
 def main(small: str, output: str, *names: str) -> None:
-    """Write all values of these trainers: by trainer, batch size and number of rows."""
+    """Write the values of all trainers, by trainer, batch size and number of rows."""
     torch.set_num_threads(1)
     values_by_case: dict[str, Any] = {}
     for name in names:

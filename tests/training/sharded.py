@@ -28,12 +28,16 @@ TEXTS = [
     "High water at 6:12.", "The last rock, and 3 steps.",
 ]  # fmt: skip
 LAYOUTS = "root", "layers", "head", "zero3", "ddp", "ddp-static"
-"""What is sharded: the model as one; also each layer; also the head by itself. Or the student, by
-DeepSpeed's ZeRO-3. Or nothing: the student is whole in DDP, also as a static graph."""
+"""How models are distributed.
+
+- `root`, `layers`, `head`: FSDP shards the whole model; also each layer; also the head separately
+- `zero3`: DeepSpeed's ZeRO-3 shards the student
+- `ddp`, `ddp-static`: DDP replicates the student; `static` declares a static graph
+"""
 
 
 def objective_of(pair: Pair) -> Objective:
-    """Event KL and CSD of one teacher each, ALM of a third, and the cross-entropy."""
+    """Return an objective of three teachers (event KL, CSD, ALM) and the cross-entropy."""
     weighted_losses = [
         make_loss("event-kl", map=event_index(xtok.events(pair))),
         make_loss("csd", map=spelling_index(xtok.spellings(pair))),
@@ -115,7 +119,7 @@ def step(
 
 
 def batches_of(pair: Pair, rows: list[list[str]]) -> list[Batch]:
-    """Prepared batches of some texts."""
+    """Return prepared batches of some texts."""
     student, teacher = pair.tokenizers
     collate = DistillationCollator(student, [teacher] * 3)
     return [prepare(collate(texts)) for texts in rows]

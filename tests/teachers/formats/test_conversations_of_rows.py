@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stored_teachers as teachers
+from chat_families import CHAT
 from make_maps import built
 from projected_caches import (
     BOTH_PLAIN,
@@ -31,10 +32,10 @@ def test_conversations_are_rendered_on_both_sides(
         "teacher_template": "plain",
         "student_template": TAGGED.replace("<|im_end|>", "\n"),
     }
-    teacher = xtok.render(byte_level, teachers.CHAT, template="plain")
-    student = xtok.render(digits, teachers.CHAT, template=templates["student_template"])
+    teacher = xtok.render(byte_level, CHAT, template="plain")
+    student = xtok.render(digits, CHAT, template=templates["student_template"])
     row = predicted(byte_level, teacher.ids.tolist())
-    chats = [{"id": "a", "messages": teachers.CHAT, **row}, {"id": "b", "messages": None, **row}]
+    chats = [{"id": "a", "messages": CHAT, **row}, {"id": "b", "messages": None, **row}]
     _, [rendered, plain] = project(chats, **templates)
     assert rendered["input_ids"] == student.ids.tolist()
     assert rendered["loss_mask"] == student.assistant_mask.tolist()
@@ -48,7 +49,7 @@ def test_conversations_are_rendered_on_both_sides(
     assert plain["input_ids"] == digits.encode_batch([teacher.text])[0]
     cut = {
         "id": "a",
-        "messages": teachers.CHAT,
+        "messages": CHAT,
         **{name: row[name][:-6] for name in teachers.NAMES},
     }
     _, [short] = project([cut], **templates)
@@ -62,10 +63,8 @@ def test_only_rows_with_messages_have_a_mask(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     """Conversations have a mask; all tokens of texts are targets."""
-    row = predicted(
-        byte_level, xtok.render(byte_level, teachers.CHAT, template="plain").ids.tolist()
-    )
-    chat = {"id": "chat", "messages": teachers.CHAT, "text": None, **row}
+    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="plain").ids.tolist())
+    chat = {"id": "chat", "messages": CHAT, "text": None, **row}
     plain = [{"messages": None, **row} for row in rows[:3]]
     path = teachers.write_neutral(tmp_path / "a.parquet", [chat, chat, *plain])
     out = tmp_path / "new" / ("out.jsonl" if to == "vllm" else "out.parquet")
@@ -83,15 +82,13 @@ def test_conversations_are_recovered_from_ids(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """Ids are read as messages; the student's text stops where the ids stop."""
-    row = predicted(
-        byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
-    )
+    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
     cut = {name: row[name][:-6] for name in teachers.NAMES}
     other = {name: row[name][1:] for name in teachers.NAMES}  # without its first control token
     other["topk_ids"][0], other["topk_logprobs"][0] = [], []
     unknown = [{"id": "a", "messages": None, **predictions} for predictions in (row, cut, other)]
     _, [with_messages, without, short, spelled] = project(
-        [{"id": "a", "messages": teachers.CHAT, **row}, *unknown],
+        [{"id": "a", "messages": CHAT, **row}, *unknown],
         teacher_template="chatml",
         student_template=TAGGED,
     )
@@ -108,16 +105,16 @@ def test_a_mask_can_exclude_turns_of_a_conversation(
 ) -> None:
     """This resembles the response mask of a rollout. It includes the student's end of a turn."""
     later = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "In 2012."}]
-    teacher = xtok.render(byte_level, [*teachers.CHAT, *later], template="chatml")
+    teacher = xtok.render(byte_level, [*CHAT, *later], template="chatml")
     turn = teacher.message_spans[3].whole
     assert turn is not None
     last = teacher.assistant_mask & (teacher.bounds[:-1] >= turn.bytes[0])
     row = {**predicted(byte_level, teacher.ids.tolist()), "loss_mask": last.tolist()}
-    row["messages"] = [*teachers.CHAT, *later] if has_messages else None
+    row["messages"] = [*CHAT, *later] if has_messages else None
     templates = {"teacher_template": "chatml", "student_template": TAGGED}
     for template in (TAGGED, TAGGED.replace("<|im_end|>", ".\n")):
         templates["student_template"] = template
-        student = xtok.render(digits, [*teachers.CHAT, *later], template=template)
+        student = xtok.render(digits, [*CHAT, *later], template=template)
         _, [student_row] = project([row], **templates)
         assert student_row["input_ids"] == student.ids.tolist()
         our_turn = student.message_spans[3].whole
@@ -131,12 +128,10 @@ def test_rows_are_spelled_if_the_template_drops_an_answer(
     byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As in `serve`, ids are spelled as text if the student's template would omit their answer."""
-    row = predicted(
-        byte_level, xtok.render(byte_level, teachers.CHAT, template="chatml").ids.tolist()
-    )
-    words = b"There were 201 of them in 2012."
+    row = predicted(byte_level, xtok.render(byte_level, CHAT, template="chatml").ids.tolist())
+    words = b"There are 201 steps."
     _, [whole] = project([{"id": "a", **row}], teacher_template="chatml", student_template=TAGGED)
-    assert text_of(digits, whole) == b"<user>How many steps did it take?<assistant>" + words
+    assert text_of(digits, whole) == b"<user>How many steps?<assistant>" + words
     assert "loss_mask" in whole
     users = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
     ids_only = {"id": "a", **row}
@@ -169,11 +164,11 @@ def test_an_empty_thought_belongs_to_the_prompt_without_thinking(
     num_missing: int, byte_level: Tokenizer, digits: Tokenizer, project: Project
 ) -> None:
     """As in Qwen 3: the student's template writes no thought, so the thought is no target."""
-    chat = xtok.render(byte_level, teachers.CHAT, template=THOUGHTLESS)
+    chat = xtok.render(byte_level, CHAT, template=THOUGHTLESS)
     row = predicted(byte_level, chat.ids.tolist()[: len(chat.ids) - num_missing])
     templates = {"teacher_template": THOUGHTLESS, "student_template": TAGGED}
     report, [student_row] = project([{"id": "a", **row}], **templates)
-    expected = xtok.render(digits, teachers.CHAT, template=TAGGED)
+    expected = xtok.render(digits, CHAT, template=TAGGED)
     whole = text_of(digits, {"input_ids": expected.ids.tolist()})
     assert whole.startswith(text_of(digits, student_row))
     first = int(expected.assistant_mask.argmax())

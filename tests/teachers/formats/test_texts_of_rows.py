@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import stored_teachers as teachers
+from chat_families import CHAT
 from make_maps import built
 from projected_caches import (
     K,
@@ -179,10 +180,8 @@ def test_templates_that_write_the_date_are_noted(byte_level: Tokenizer, project:
     """The note precedes the projection, and also covers ids that were rendered on another day."""
     dated = "{{ day if day is defined else strftime_now('%d %b %Y') }}{% for m in messages %}"
     dated += "{{ m.content }}\n{% endfor %}"
-    theirs = xtok.render(
-        byte_level, teachers.CHAT, template=dated, variables={"day": "26 Jul 2024"}
-    )
-    chat: Row = {"id": "a", "messages": teachers.CHAT, **predicted(byte_level, theirs.ids.tolist())}
+    theirs = xtok.render(byte_level, CHAT, template=dated, variables={"day": "26 Jul 2024"})
+    chat: Row = {"id": "a", "messages": CHAT, **predicted(byte_level, theirs.ids.tolist())}
     notes: list[str] = []
     options = {"note": notes.append, "teacher_template": dated, "student_template": dated}
     project([{**chat, "chat_template_kwargs": {"day": "26 Jul 2024"}}], **options)

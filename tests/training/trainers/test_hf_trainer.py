@@ -14,6 +14,7 @@ import hf_trainer
 import numpy as np
 import pytest
 import torch
+from chat_families import CHAT
 from conftest import ROOT
 from datasets import Dataset
 from forked import Forks
@@ -40,10 +41,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:first batch. the teacher needs:UserWarning"),  # random
 ]
 
-CHAT = [
-    {"role": "user", "content": "How many steps?"},
-    {"role": "assistant", "content": "There are 201 steps, and one lamp."},
-]
 # The lengths of rows differ widely, so the mean of means differs from the mean.
 ROWS: list[dict[str, Any]] = [
     {"text": "The keeper lit 201 lamps, and wrote the hour down, as every night at 6:12."},
