@@ -24,7 +24,7 @@ def two_files(small: Path) -> list[str]:
     return ["--student-model", model, "--teacher-model", model]
 
 
-HEAVY = [
+LAZY_PACKAGES = [
     *("torch", "transformers", "numba", "sentencepiece", "tiktoken", "tokenizers"),
     *("starlette", "uvicorn", "httpx", "msgspec", "prometheus_client"),
 ]
@@ -36,7 +36,7 @@ def write_documents(path: Path, documents: list[str]) -> Path:
 
 
 PAIR = ["--student-model", "small.model", "--teacher-model", "bytes"]
-WORK: dict[str, Sequence[str]] = {
+EXAMPLE_ARGUMENTS: dict[str, Sequence[str]] = {
     "build": [*PAIR, "-o", "map.safetensors"],
     "inspect": ["map.safetensors"],
     "verify": ["map.safetensors", *PAIR],
@@ -62,5 +62,5 @@ TEACHER = (
     '"prompt_logprobs": [null, {"98": {"logprob": -0.5, "rank": 1}}]}'
 )
 """Input of `project`: the response of a teacher with the tokenizer `bytes`."""
-FIRST = ["build", "multitoken", "reapply-exact", "sort-cut"]
+RUN_FIRST = ["build", "multitoken", "reapply-exact", "sort-cut"]
 """These commands write the inputs of the other commands."""

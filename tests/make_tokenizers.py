@@ -103,7 +103,7 @@ def word_piece(folder: Path, *, lowercase: bool) -> Path:
     return saved(folder, rust, unk_token="[UNK]", **roles)
 
 
-def copied(source: Path, folder: Path, **parts: dict[str, Any] | None) -> Path:
+def copy_folder(source: Path, folder: Path, **parts: dict[str, Any] | None) -> Path:
     """Copy a model's folder; replace parts of JSON files by file stem, or omit files."""
     shutil.copytree(source, folder)
     for stem, changed in parts.items():
@@ -118,7 +118,7 @@ def copied(source: Path, folder: Path, **parts: dict[str, Any] | None) -> Path:
 def qwen_like(small: Path, folder: Path, normalizer: str) -> Path:
     """Copy the small byte-level folder with a normalizer; `<think>` is matched before it runs."""
     parts = {"normalizer": {"type": normalizer}}
-    return copied(small / "small-byte-level", folder, tokenizer=parts)
+    return copy_folder(small / "small-byte-level", folder, tokenizer=parts)
 
 
 def table_of(tokenizer: Tokenizer) -> TokenTable:

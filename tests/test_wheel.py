@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checks import works
-from command_lines import FIRST, TEACHER, WORK
+from command_lines import EXAMPLE_ARGUMENTS, RUN_FIRST, TEACHER
 from conftest import ROOT
 from forked import Forks
 from safetensors.numpy import save_file
@@ -147,7 +147,7 @@ def test_the_tree_is_not_imported(installed: Path, programs: Forks, tmp_path: Pa
 
 
 def test_every_command_works(programs: Forks, small: Path, tmp_path: Path) -> None:
-    assert WORK.keys() == COMMANDS.keys(), "a line in WORK for each command"
+    assert EXAMPLE_ARGUMENTS.keys() == COMMANDS.keys(), "one example for each command"
     shutil.copy(small / "small.model", tmp_path)
     shutil.copytree(small / "small-digits", tmp_path / "model")
     rows = np.random.default_rng(0).normal(size=(2000, 8)).astype(np.float32)
@@ -157,13 +157,13 @@ def test_every_command_works(programs: Forks, small: Path, tmp_path: Path) -> No
     (tmp_path / "chat.json").write_text(chat, encoding="utf-8")
     (tmp_path / "teacher.jsonl").write_text(TEACHER, encoding="utf-8")
     failed = []
-    for name in [*FIRST, *(WORK.keys() - set(FIRST))]:
-        result = programs.run([name, *WORK[name]], tmp_path)
+    for name in [*RUN_FIRST, *(EXAMPLE_ARGUMENTS.keys() - set(RUN_FIRST))]:
+        result = programs.run([name, *EXAMPLE_ARGUMENTS[name]], tmp_path)
         if result.returncode:
-            failed.append(f"xtok {name} {' '.join(WORK[name])}\n{result.stderr}")
+            failed.append(f"xtok {name} {' '.join(EXAMPLE_ARGUMENTS[name])}\n{result.stderr}")
     assert not failed, "\n".join(failed)
     outputs = {p.name for p in tmp_path.glob("*.*")}
-    assert {args[-1] for args in WORK.values() if "-o" in args} <= outputs
+    assert {args[-1] for args in EXAMPLE_ARGUMENTS.values() if "-o" in args} <= outputs
 
 
 def test_citation_and_workflow_are_current() -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 import typer
 from checks import fails, fits_80_columns, printed_json, usage_error, works
-from command_lines import HEAVY, run_python, two_files
+from command_lines import LAZY_PACKAGES, run_python, two_files
 from conftest import Cli
 from forked import Forks
 from typer.testing import CliRunner
@@ -432,7 +432,7 @@ def test_heavy_libraries_are_not_loaded(maps: Path, tmp_path: Path, line: str | 
         words = ["xtok", *line.split()]
         code = f"from xtok.cli import program; sys.argv = {words}\n"
         code += "try:\n    program()\nexcept SystemExit:\n    pass"
-    script = f"import sys\n{code}\nprint([m for m in {HEAVY} if m in sys.modules])"
+    script = f"import sys\n{code}\nprint([m for m in {LAZY_PACKAGES} if m in sys.modules])"
     assert run_python(script, cwd=tmp_path, check=True).stdout.splitlines()[-1] == "[]"
 
 

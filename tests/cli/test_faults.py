@@ -22,7 +22,7 @@ from command_lines import two_files
 from conftest import ROOT, Cli
 from forked import Forks
 from make_maps import TINY
-from make_tokenizers import copied
+from make_tokenizers import copy_folder
 
 import xtok
 from xtok.errors import OutputError
@@ -260,7 +260,7 @@ def hostile_model(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     first = 1 + max(*document["model"]["vocab"].values(), *(token["id"] for token in added))
     for i, content in enumerate([*HOSTILE_TOKENS, "m" * 1_000], first):
         added.append({**plain, "id": i, "content": content, "special": i % 2 == 0})
-    return copied(source, folder, config=None, tokenizer={"added_tokens": added})
+    return copy_folder(source, folder, config=None, tokenizer={"added_tokens": added})
 
 
 def safe(text: str) -> bool:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from checks import KILLED, killed
-from command_lines import HEAVY, run_python, two_files
+from command_lines import LAZY_PACKAGES, run_python, two_files
 from conftest import ROOT, Cli
 from forked import Forks
 
@@ -101,7 +101,7 @@ def test_a_long_help_is_no_completion(cli: Cli, shell: str) -> None:
 def test_completion_is_quick(files: Path) -> None:
     code = (
         "import sys, atexit\n"
-        f"atexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules]))\n"
+        f"atexit.register(lambda: print([m for m in {LAZY_PACKAGES} if m in sys.modules]))\n"
         "from xtok.__main__ import program\n"
         "program()"
     )

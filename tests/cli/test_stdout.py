@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from checks import is_printable, works
-from command_lines import FIRST, TEACHER, WORK
+from command_lines import EXAMPLE_ARGUMENTS, RUN_FIRST, TEACHER
 from conftest import Cli
 from forked import Forks
-from make_tokenizers import copied
+from make_tokenizers import copy_folder
 from safetensors.numpy import save_file
 
 # The commands run in forks of a process that has imported their libraries. The tests capture the
@@ -38,7 +38,7 @@ for name, args in json.loads(sys.argv[1]):
 def talking(folder: Path, small: Path) -> Path:
     """A model folder that makes Rust print and Transformers warn, both with escape sequences."""
     config = {"model_type": "evil\x1b[2J", "vocab_size": 1300}
-    copied(small / "small-byte-level", folder, config=config)
+    copy_folder(small / "small-byte-level", folder, config=config)
     document = json.loads((folder / "tokenizer.json").read_text())
     document["added_tokens"][0]["evil\x1b[31m\u009b"] = True
     (folder / "tokenizer.json").write_text(json.dumps(document))
@@ -56,37 +56,39 @@ def test_no_library_writes_on_the_stdout_of_any_command(
     chat = [{"role": "user", "content": "How many?\x1b[31m\u202e"}]
     (tmp_path / "chat.json").write_text(json.dumps(chat))
     (tmp_path / "teacher.jsonl").write_text(TEACHER)
-    work = {name: [*["--json"] * (name != "render"), *args] for name, args in WORK.items()}
+    work = {
+        name: [*["--json"] * (name != "render"), *args] for name, args in EXAMPLE_ARGUMENTS.items()
+    }
     del work["serve"]  # the tests of serve check its stdout
     work["vocab"] = ["--json", "small.model", "-t", "bytes"]  # the output is a file or JSON
     work["render"] = ["chat.json", "-m", "small.model", "--chat-template", "plain"]
-    order = [*FIRST, *(work.keys() - set(FIRST))]
+    order = [*RUN_FIRST, *(work.keys() - set(RUN_FIRST))]
     result = subprocess.run(
         [forks.folder / "python", "-c", RUN_ALL, json.dumps([[n, work[n]] for n in order])],
         cwd=tmp_path, env=forks.env, capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
-    printed, said = (
+    stdouts, stderrs = (
         {name: (tmp_path / f"{name}.{kind}").read_text(encoding="utf-8") for name in work}
         for kind in ("out", "err")
     )
     codes = dict(line.split() for line in result.stdout.splitlines())
     assert codes == dict.fromkeys(order, "0") | {"doctor": codes["doctor"]}
     for name in order:
-        assert "evil" not in printed[name], name
-        assert is_printable(printed[name] + said[name]), name
+        assert "evil" not in stdouts[name], name
+        assert is_printable(stdouts[name] + stderrs[name]), name
         if name == "report":  # the JSON goes to a file beside the page
             continue
-        data = json.loads(printed[name])
+        data = json.loads(stdouts[name])
         if "-o" in work[name]:
             paths = data.get("paths") or [data.get("folder", data.get("output"))]
             assert paths == [work[name][-1]], name
-    assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in said["build"]
-    assert not [name for name in order if "model of type" in said[name]]
+    assert "a library printed: Ignored unknown kwarg option evil\\x1b[31m" in stderrs["build"]
+    assert not [name for name in order if "model of type" in stderrs[name]]
 
 
 def test_code_of_a_folder_may_print(cli: Cli, small: Path, tmp_path: Path) -> None:
     config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
-    own = copied(small / "small-byte-level", tmp_path / "own", tokenizer_config=config)
+    own = copy_folder(small / "small-byte-level", tmp_path / "own", tokenizer_config=config)
     (own / "own.py").write_text(
         "from transformers import PreTrainedTokenizerFast\n"
         "print('Welcome!\\x1b[31m\\n' * 50)\n"

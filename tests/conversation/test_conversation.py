@@ -12,7 +12,7 @@ import pytest
 from checks import error_of, not_none
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_tokenizers import copied
+from make_tokenizers import copy_folder
 from rendered_chats import (
     GENERATES,
     SPACED,
@@ -154,7 +154,7 @@ def test_content_spans_of_real_templates(
 
 
 def test_a_template_of_the_folder_and_its_variables(small: Path, tmp_path: Path) -> None:
-    folder = copied(small / "small-byte-level", tmp_path / "hf")
+    folder = copy_folder(small / "small-byte-level", tmp_path / "hf")
     template = (
         "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
         "{% if tools is none %} none{% endif %}{{ style }}"
@@ -177,7 +177,7 @@ def test_a_template_does_not_know_the_eos_of_the_generation_config(
     small: Path, tmp_path: Path
 ) -> None:
     names = {"eos_token": None}
-    folder = copied(small / "small-byte-level", tmp_path / "hf", tokenizer_config=names)
+    folder = copy_folder(small / "small-byte-level", tmp_path / "hf", tokenizer_config=names)
     (folder / "chat_template.jinja").write_text(
         "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     )
@@ -293,7 +293,7 @@ def test_a_named_template_is_chosen_by_its_name(
 ) -> None:
     named = [{"name": "rag", "template": "{{ messages[0].content }}"}]
     parts = {"tokenizer_config": {"chat_template": named}}
-    tokenizer = load_tokenizer(copied(small / "small-byte-level", tmp_path / "named", **parts))
+    tokenizer = load_tokenizer(copy_folder(small / "small-byte-level", tmp_path / "named", **parts))
     make = partial(render, tokenizer, [{"role": "user", "content": "Hi"}], template=template)
     if text is not None:
         assert make().text.startswith(text)

@@ -14,7 +14,7 @@ import small_tokenizers
 from chat_families import CHAT
 from checks import fits_80_columns, not_none, works
 from conftest import REAL, Cli, Load
-from make_tokenizers import byte_ranks, copied, hf_folder_of_ranks, saved, word_piece
+from make_tokenizers import byte_ranks, copy_folder, hf_folder_of_ranks, saved, word_piece
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -157,7 +157,7 @@ def test_pad_that_is_eos(small: Path, tmp_path: Path) -> None:
         token["content"] = token["content"].replace("<|pad|>", "<|other|>")
     config = {"pad_token": "<|end_of_text|>"}
     parts = {"tokenizer_config": config, "tokenizer": {"added_tokens": added}}
-    pad = check(diagnose(load_tokenizer(copied(source, tmp_path / "hf", **parts))), "pad")
+    pad = check(diagnose(load_tokenizer(copy_folder(source, tmp_path / "hf", **parts))), "pad")
     assert pad.level == "warning"
     assert pad.message.startswith("<|end_of_text|> is also eos")
 
@@ -196,7 +196,7 @@ def test_ends_of_turn_that_differ(tmp_path: Path, small: Path) -> None:
     sides = []
     for name, eos in (("base", "<|end_of_text|>"), ("instruct", "<|im_end|>")):
         parts = {"tokenizer_config": {"eos_token": eos}, "generation_config": None}
-        sides.append(copied(small / "small-digits", tmp_path / name, **parts))
+        sides.append(copy_folder(small / "small-digits", tmp_path / name, **parts))
     [check] = doctor(*sides).pair_checks
     assert (check.name, check.level) == ("ends of turn", "warning")
     assert check.message.startswith(

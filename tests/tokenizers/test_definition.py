@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from make_maps import built
-from make_tokenizers import copied, sentencepiece_with, tekken_file, word_piece
+from make_tokenizers import copy_folder, sentencepiece_with, tekken_file, word_piece
 from small_tokenizers import CORPUS
 
 import xtok
@@ -258,7 +258,7 @@ def test_special_tokens_of_configs_change_the_digest(
 ) -> None:
     """Roles decide which special tokens match."""
     kept = Kept(byte_level, digits)
-    folder = copied(
+    folder = copy_folder(
         small / "small-byte-level", tmp_path / "small-byte-level", generation_config={
             "eos_token_id": 1}
     )  # fmt: skip

@@ -14,7 +14,7 @@ from conftest import Load
 from hub_folders import PATTERNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_tokenizers import byte_ranks, copied, qwen_like, sentencepiece_with
+from make_tokenizers import byte_ranks, copy_folder, qwen_like, sentencepiece_with
 from random_texts import Library, check_encoding, pieces_for, texts
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -84,7 +84,7 @@ def test_a_normalizer_replaces_a_run_of_characters_by_one_token(
     small: Path, tmp_path: Path, pattern: str, content: str, text: str, pieces: list[str]
 ) -> None:
     normalizer = {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
-    folder = copied(
+    folder = copy_folder(
         small / "small-byte-level", tmp_path / "replace", tokenizer={"normalizer": normalizer}
     )
     bounds = load_tokenizer(folder).encode(text).bounds.tolist()

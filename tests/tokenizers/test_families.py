@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from make_tokenizers import copied, table_of, tekken_file
+from make_tokenizers import copy_folder, table_of, tekken_file
 from small_tokenizers import CORPUS
 
 from xtok.errors import TokenizerError
@@ -106,7 +106,7 @@ def test_slow_tokenizers_are_an_error(
 
 
 def test_a_width_that_the_config_does_not_have(small: Path, tmp_path: Path) -> None:
-    folder = copied(small / "small-byte-level", tmp_path / "m", generation_config=None)
+    folder = copy_folder(small / "small-byte-level", tmp_path / "m", generation_config=None)
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     vocabulary = load_tokenizer(folder).vocabulary
     assert (vocabulary.vocab_size, vocabulary.width_source) == (50257, "model type")

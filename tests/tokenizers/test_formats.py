@@ -16,7 +16,7 @@ from conftest import REAL, Load
 from hypothesis import given
 from hypothesis import strategies as st
 from make_tokenizers import (
-    copied,
+    copy_folder,
     saved,
     sentencepiece_with,
     spelled,
@@ -423,7 +423,7 @@ class Slow(PreTrainedTokenizer):
 
 def test_a_slow_tokenizer_is_an_error(small: Path, tmp_path: Path) -> None:
     config = {"auto_map": {"AutoTokenizer": ["tokenization.Slow", None]}, "tokenizer_class": "Slow"}
-    folder = copied(small / "small-byte-level", tmp_path / "slow", tokenizer_config=config)
+    folder = copy_folder(small / "small-byte-level", tmp_path / "slow", tokenizer_config=config)
     (folder / "tokenization.py").write_text(SLOW)
     message = not_loaded(folder, trust_remote_code=True)
     assert "a slow tokenizer (Slow)" in message
@@ -470,7 +470,7 @@ def test_real_llama_4(load_real: Load) -> None:
 
 def test_a_revision_and_a_pattern_follow_the_name(small: Path, tmp_path: Path) -> None:
     assert "org/no at revision refs/pr/1" in not_loaded("org/no@refs/pr/1", offline=True)
-    folder = copied(small / "small-byte-level", tmp_path / "with@sign")
+    folder = copy_folder(small / "small-byte-level", tmp_path / "with@sign")
     assert load_tokenizer(folder).vocabulary.model_id == "with@sign"
     assert "does not support @main" in not_loaded(f"{folder}@main")
     long = "|".join(["[a-z]+"] * 90) + r"|\s+|."  # exceeds the maximum length of a file name
@@ -491,7 +491,7 @@ def test_a_tokenizer_json_needs_none_of_its_folders_code(
     small: Path, tmp_path: Path, byte_level: Tokenizer
 ) -> None:
     config = {"auto_map": {"AutoTokenizer": ["tokenization.Own", None]}, "tokenizer_class": "Own"}
-    folder = copied(small / "small-byte-level", tmp_path / "own", tokenizer_config=config)
+    folder = copy_folder(small / "small-byte-level", tmp_path / "own", tokenizer_config=config)
     assert "requires custom tokenizer code" in not_loaded(folder)
     own = load_tokenizer(folder / "tokenizer.json")
     assert own.table.sha256() == byte_level.table.sha256()

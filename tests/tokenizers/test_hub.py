@@ -20,7 +20,7 @@ import pytest
 from checks import fails, not_loaded, works
 from command_lines import run_python
 from conftest import Cli
-from make_tokenizers import copied
+from make_tokenizers import copy_folder
 
 from xtok.errors import TokenizerError
 from xtok.maps.projection_map import ProjectionMap
@@ -361,7 +361,7 @@ def test_code_of_a_repo_runs_only_if_trusted_and_is_noted(
 ) -> None:
     auto_map = {"AutoTokenizer": [None, "odd.OddTokenizer"]}
     own = {"auto_map": auto_map, "tokenizer_class": "OddTokenizer"}
-    folder = copied(small / "small-byte-level", tmp_path / "odd", tokenizer_config=own)
+    folder = copy_folder(small / "small-byte-level", tmp_path / "odd", tokenizer_config=own)
     (folder / "config.json").write_text('{"vocab_size": 1280, "auto_map": {"AutoConfig": "x.Y"}}')
     (folder / "odd.py").write_text(CODE)
     hub.add("org/odd", folder)

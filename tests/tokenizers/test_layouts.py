@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_tokenizers import copied, unigram_model
+from make_tokenizers import copy_folder, unigram_model
 from random_texts import texts
 from small_tokenizers import CORPUS, byte_level_bpe
 from tokenizers import AddedToken, normalizers
@@ -247,7 +247,7 @@ def test_doctor_reports_files_that_the_library_reads_differently(
         "tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"},
         "config": {"model_type": "gpt2"},
     }
-    folder = copied(split, tmp_path / "gpt2", **parts)
+    folder = copy_folder(split, tmp_path / "gpt2", **parts)
     tokenizer, auto = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
     single_file = shutil.copy(folder / "tokenizer.json", tmp_path / "alone.json")
     text = "2024"
@@ -283,7 +283,7 @@ def test_added_tokens_that_a_normalizer_makes_the_same_are_noted(
 def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: Tokenizer) -> None:
     model = json.loads((small / "small-digits" / "tokenizer.json").read_text())["model"]
     parts = {"model": {**model, "dropout": 0.5}}
-    folder = copied(small / "small-digits", tmp_path / "dropout", tokenizer=parts)
+    folder = copy_folder(small / "small-digits", tmp_path / "dropout", tokenizer=parts)
     auto = AutoTokenizer.from_pretrained(str(folder))
     for source in (folder, folder / "tokenizer.json", auto):
         tokenizer = load_tokenizer(source)
@@ -299,7 +299,7 @@ def test_a_dropout_is_turned_off_and_noted(small: Path, tmp_path: Path, digits: 
 @pytest.fixture(scope="module")
 def narrow(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("narrow") / "model"
-    return copied(small / "small-digits", folder, config={"vocab_size": 798})
+    return copy_folder(small / "small-digits", folder, config={"vocab_size": 798})
 
 
 def test_a_model_of_fewer_rows_than_ids(narrow: Path, digits: Tokenizer) -> None:

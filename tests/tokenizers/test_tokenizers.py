@@ -20,7 +20,7 @@ from checks import not_loaded, not_none
 from conftest import KINDS, Tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_tokenizers import byte_ranks, copied, hf_folder_of_ranks, spelled, table_of
+from make_tokenizers import byte_ranks, copy_folder, hf_folder_of_ranks, spelled, table_of
 
 from xtok.errors import TokenizerError
 from xtok.tokenizers import Tokenizer, load_tokenizer
@@ -131,7 +131,7 @@ def copy(small: Path, tmp_path: Path) -> Callable[..., Path]:
     def edited(name: str = "small-byte-level", **changes: Any) -> Path:
         model = json.loads((small / name / "tokenizer.json").read_text())["model"]
         changes["model"] = model | changes.get("model", {})
-        return copied(small / name, tmp_path / "hf", tokenizer=changes)
+        return copy_folder(small / name, tmp_path / "hf", tokenizer=changes)
 
     return edited
 

@@ -24,7 +24,7 @@ from conftest import Cli, Tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from make_maps import equal_maps
-from make_tokenizers import byte_ranks, copied
+from make_tokenizers import byte_ranks, copy_folder
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tiny_models import random_model, random_vectors, with_layer
@@ -618,7 +618,7 @@ def test_damaged_weights_are_an_error(
     model_folders: Path, small: Path, tmp_path: Path, file: str
 ) -> None:
     """A damaged checkpoint is an error; `generate` does not fall back to spelling."""
-    folder = copied(small / "small-digits", tmp_path / "damaged")
+    folder = copy_folder(small / "small-digits", tmp_path / "damaged")
     (folder / file).touch()
     with pytest.raises(EmbeddingError, match="damaged"):
         generate(xtok.load_pair(folder, model_folders / "teacher"))
@@ -680,7 +680,7 @@ def test_strict_refuses_tokens_without_bytes(cli: Cli, model_folders: Path, tmp_
     for token in content["added_tokens"]:
         token["id"] += 1
     sides = (
-        copied(model_folders / "student", tmp_path / "student", tokenizer=content),
+        copy_folder(model_folders / "student", tmp_path / "student", tokenizer=content),
         model_folders / "teacher",
     )
     result = cli("generate", *sides, "--strict", "--output", "strict.safetensors")
