@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 import xtok
 from xtok import DistillationCollator
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import Batch, prepare
+from xtok.training.batches import Batch
+from xtok.training.collator import prepare
 from xtok.training.heads import find_heads
 from xtok.training.losses import CombineConfig, event_index, spelling_index
 from xtok.training.losses.registry import make_loss

@@ -27,7 +27,8 @@ from xtok import DistillationCollator
 from xtok.loss_names import LOSS_INFO, LossName
 from xtok.tokenizers import Tokenizer
 from xtok.training.audit import Audit, audit
-from xtok.training.collator import Batch, SideBatch, prepare, shifted_targets
+from xtok.training.batches import Batch, SideBatch, shifted_targets
+from xtok.training.collator import prepare
 from xtok.training.heads import find_heads
 from xtok.training.losses.registry import LOSSES
 from xtok.training.objective import make_objective

@@ -22,7 +22,8 @@ import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import predicted, prepare
+from xtok.training.batches import predicted
+from xtok.training.collator import prepare
 from xtok.training.topk_collator import TopKCollator
 
 TEXTS = ["The keeper lit 201 lamps.", "Light", ""]

@@ -19,7 +19,8 @@ from xtok.building.embeddings.similarity import largest_cosines
 from xtok.loss_names import LossName
 from xtok.maps.projection_map import ProjectionMap
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import Batch, prepare
+from xtok.training.batches import Batch
+from xtok.training.collator import prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import LOSSES, make_loss
 from xtok.training.objective import make_objective

@@ -11,7 +11,7 @@ import torch
 from loss_inputs import alignment, event_index_of
 from torch import Tensor
 
-from xtok.training.collator import Batch
+from xtok.training.batches import Batch
 from xtok.training.losses import HiddenLogits, cross_entropy, event_kl
 from xtok.training.objective import make_objective
 

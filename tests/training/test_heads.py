@@ -16,7 +16,8 @@ import xtok
 from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
 from xtok.training.audit import audit
-from xtok.training.collator import Batch, SideBatch, prepare
+from xtok.training.batches import Batch, SideBatch
+from xtok.training.collator import prepare
 from xtok.training.heads import Head, find_head, find_heads, why_whole_logits
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import make_loss

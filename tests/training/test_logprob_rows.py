@@ -11,7 +11,8 @@ from torch import Tensor
 
 from xtok import DistillationCollator, XtokError
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import SideBatch, prepare
+from xtok.training.batches import SideBatch
+from xtok.training.collator import prepare
 from xtok.training.losses import make_loss
 
 TEXTS = ["The keeper lit 201 lamps, día tras día.", "High water at 6:12.", "Fog"]

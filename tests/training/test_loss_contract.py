@@ -23,11 +23,10 @@ from xtok.alignment.aligner import ShiftedAlignment
 from xtok.loss_names import LOSS_INFO, LossName
 from xtok.maps.records import RowKind
 from xtok.training import losses
-from xtok.training.collator import SideBatch
+from xtok.training.batches import SideBatch, StoredTopK
 from xtok.training.losses import HiddenLogits
 from xtok.training.losses.registry import LOSSES, make_loss
 from xtok.training.module import ProjectionModule
-from xtok.training.topk_collator import StoredTopK
 
 pytestmark = pytest.mark.filterwarnings("ignore:this map is not made for P-KL")
 

@@ -16,10 +16,11 @@ import xtok
 from xtok.config import BACK_MAP, ProjectConfig
 from xtok.errors import XtokError
 from xtok.tokenizers import Tokenizer
-from xtok.training.collator import Batch, DistillationCollator, SideBatch, prepare
+from xtok.training.batches import Batch, SideBatch, StoredTopK
+from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses import topk_kl
 from xtok.training.objective import make_objective
-from xtok.training.topk_collator import StoredTopK, TopKCollator
+from xtok.training.topk_collator import TopKCollator
 
 TEXTS = ["There were 1234 of them in 2024, or so.", "Äpfel? 12.50", "the other words of the text"]
 

@@ -18,7 +18,8 @@ from xtok import DistillationCollator, ProjectionModule, XtokError, losses
 from xtok.alignment.aligner import ShiftedAlignment
 from xtok.loss_names import LOSS_INFO, BuildLoss, EventLoss, LossName
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import Batch, SideBatch, prepare
+from xtok.training.batches import Batch, SideBatch
+from xtok.training.collator import prepare
 from xtok.training.losses import ALMConfig, CSDConfig, PKLConfig, event_index, spelling_index
 from xtok.training.losses.registry import (
     LOSSES,

@@ -25,7 +25,8 @@ from xtok.conversation.texts import read_samples
 from xtok.conversation.writing import render_file
 from xtok.inspection.doctor import contexts_in
 from xtok.tokenizers import Tokenizer, load_tokenizer
-from xtok.training.collator import Batch, SideBatch, prepare
+from xtok.training.batches import Batch, SideBatch
+from xtok.training.collator import prepare
 from xtok.training.running import run
 
 TEXT = "The keeper lit 201 lamps."

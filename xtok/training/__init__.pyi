@@ -2,9 +2,10 @@
 
 from . import audit as audit
 from . import losses as losses
-from .collator import Batch as Batch
+from .batches import Batch as Batch
+from .batches import SideBatch as SideBatch
+from .batches import StoredTopK as StoredTopK
 from .collator import DistillationCollator as DistillationCollator
-from .collator import SideBatch as SideBatch
 from .collator import prepare as prepare
 from .heads import Head as Head
 from .heads import find_heads as find_heads
@@ -16,7 +17,6 @@ from .rows import IGNORED as IGNORED
 from .running import logits_of as logits_of
 from .running import router_loss as router_loss
 from .running import run as run
-from .topk_collator import StoredTopK as StoredTopK
 from .topk_collator import TopKCollator as TopKCollator
 from .topk_collator import pad_candidates as pad_candidates
 from .trainers.nemo_rl import NemoTokenAligner as NemoTokenAligner

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from xtok.inspection.first_rows import alignment_findings, compare_side, token_ids
 from xtok.inspection.results import Level, Result
 from xtok.tokenizers.display import listed
-from xtok.training.collator import Batch, DistillationCollator, SideBatch, shifted_targets
+from xtok.training.batches import Batch, SideBatch, shifted_targets
+from xtok.training.collator import DistillationCollator
 from xtok.training.heads import Head
 from xtok.training.losses.logits import as_logits
 from xtok.training.rows import IGNORED, map_tensors

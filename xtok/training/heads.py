@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from xtok.errors import XtokError
+from xtok.training.batches import SideBatch
 from xtok.training.losses.logits import HiddenLogits
 from xtok.training.running import (
     accepts,
@@ -24,9 +25,6 @@ from xtok.training.running import (
     require_id_rows,
     unwrap,
 )
-
-if TYPE_CHECKING:
-    from xtok.training.collator import SideBatch
 
 SCALES = "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier"
 """Configuration keys for a factor of the logits. Models with these keys, in the order of the keys:

@@ -14,7 +14,7 @@ from xtok.errors import XtokError
 from xtok.loss_names import LossName
 from xtok.maps.map_arguments import AnyMapLike, bind_map
 from xtok.tokenizers.pairs import Pair
-from xtok.training.collator import Batch, SideBatch
+from xtok.training.batches import Batch, SideBatch, predicted
 from xtok.training.losses.chunks import chunks_in
 from xtok.training.losses.config import ChunkFilter, CombineConfig
 from xtok.training.losses.cross_entropy import loss_weights, plan_cross_entropy
@@ -155,7 +155,7 @@ class Objective:
 
 def _is_covered(side_batch: SideBatch) -> Tensor:
     if "stored" in side_batch:
-        return torch.nn.functional.pad(side_batch["stored"].valid[:, 1:], (0, 1))
+        return predicted(side_batch["stored"].valid, fill=False)
     chunks = chunks_in(side_batch["shifted"], ChunkFilter())
     return chunks.student < chunks.total
 

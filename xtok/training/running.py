@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from xtok.errors import XtokError
+from xtok.training.batches import SideBatch
 from xtok.training.losses.logits import AnyLogits
 
 if TYPE_CHECKING:
-    from xtok.training.collator import SideBatch
     from xtok.training.heads import Head
 
 ROUTER_COEFFICIENTS = "router_aux_loss_coef", "aux_loss_coef"

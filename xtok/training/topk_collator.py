@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,20 +15,8 @@ from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import checked, checked_projected, fill_null
 from xtok.predictions.topk import TopK
 from xtok.tokenizers.table import MAX_WIDTH
+from xtok.training.batches import Batch, StoredTopK
 from xtok.training.rows import IGNORED, check_length, checked_columns, read_flags, read_ids, stack
-
-if TYPE_CHECKING:
-    from xtok.training.collator import Batch
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StoredTopK:
-    """Stored predictions for the tokens of a padded batch, for `topk_kl`."""
-
-    top_ids: torch.Tensor  # int64 [B, T, K], student ids
-    top_logprobs: torch.Tensor  # float32 [B, T, K]; −∞ for unused entries
-    rest_logprob: torch.Tensor  # float32 [B, T]; −∞ if the candidates sum to 1
-    valid: torch.Tensor  # bool [B, T], whether a token contributes to the loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import xtok
 from xtok import ProjectionModule, TokenAligner, XtokError, losses
 from xtok.alignment.aligner import shift_to_predictions
 from xtok.tokenizers import load_tokenizer
-from xtok.training.collator import Batch
+from xtok.training.batches import Batch
 from xtok.training.running import run
 
 pytestmark = [

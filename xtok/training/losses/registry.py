@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from xtok.maps.events import EventMap
 from xtok.maps.projection_map import ProjectionMap
 from xtok.maps.spellings import SpellingMap
 from xtok.maps.suitability import H_KL_THRESHOLD, p_kl_problems
+from xtok.training.batches import Batch, SideBatch
 from xtok.training.losses.alm import plan_alm
 from xtok.training.losses.chunks import Chunks, TargetIds, chunks_in, count_chunks, wrap_logits
 from xtok.training.losses.config import (
@@ -37,9 +38,6 @@ from xtok.training.losses.spelling_index import SpellingIndex, spelling_index
 from xtok.training.losses.topk_kl import plan_topk_kl
 from xtok.training.module import ProjectionModule
 from xtok.training.sparse import work_dtype
-
-if TYPE_CHECKING:
-    from xtok.training.collator import Batch, SideBatch
 
 
 class BatchLoss(ABC):

@@ -11,10 +11,10 @@ from torch import Tensor
 from xtok._lib.ragged import offsets_of
 from xtok.predictions.checked import checked_projected, exceeds
 from xtok.predictions.topk import TopK
+from xtok.training.batches import StoredTopK
 from xtok.training.losses.logits import FLOOR, AnyLogits, as_logits
 from xtok.training.losses.one_pass import LogitBlock, Plan, PlanPart, Rows, one_pass
 from xtok.training.sparse import work_dtype
-from xtok.training.topk_collator import StoredTopK
 
 
 def topk_kl(

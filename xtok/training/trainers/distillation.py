@@ -16,7 +16,8 @@ from transformers import Trainer, TrainerCallback
 
 from xtok.errors import XtokError
 from xtok.training.audit import Audit, audit
-from xtok.training.collator import Batch, DistillationCollator, SideBatch
+from xtok.training.batches import Batch, SideBatch
+from xtok.training.collator import DistillationCollator
 from xtok.training.heads import Head, find_heads
 from xtok.training.losses.cross_entropy import combine, cross_entropy
 from xtok.training.losses.logits import AnyLogits

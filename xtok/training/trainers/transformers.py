@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-from xtok.training.collator import Batch, DistillationCollator, prepare, slice_rows
+from xtok.training.batches import Batch, slice_rows
+from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective

@@ -18,7 +18,8 @@ from xtok.conversation.teacher_side import (
 )
 from xtok.errors import XtokError
 from xtok.tokenizers import from_transformers
-from xtok.training.collator import Batch, DistillationCollator, prepare
+from xtok.training.batches import Batch
+from xtok.training.collator import DistillationCollator, prepare
 from xtok.training.losses.config import CombineConfig
 from xtok.training.losses.registry import BatchLoss, loss_spec
 from xtok.training.objective import LossArgument, MapArgument, make_objective
