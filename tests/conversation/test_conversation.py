@@ -298,7 +298,7 @@ def test_a_named_template_is_chosen_by_its_name(
     if text is not None:
         assert make().text.startswith(text)
         return
-    assert "it has rag" in error_of(make)
+    assert "only rag" in error_of(make)
     if template is None:
         [check] = ChatTrial(tokenizer, template).checks(tools=False)
         assert "choose rag" in check.message

@@ -220,8 +220,8 @@ def test_the_emitted_id_is_canonical(small: Path, tmp_path: Path) -> None:
         *((prefix + "a" * 5_000, TOO_LONG) for prefix in ("", "hf:", "spm:")),
         *((prefix + "~no-such-user/a.model", "~no-such-user/a.model cannot be opened: ")
           for prefix in ("", "hf:", "spm:")),
-        ("hf:", "the model name is empty"), ("/dev/zero", "has no tokenizer.json"),
-        ("hf:SMALL/small.model", "has no tokenizer.json"),
+        ("hf:", "the model name is empty"), ("/dev/zero", "tokenizer.json is missing"),
+        ("hf:SMALL/small.model", "tokenizer.json is missing"),
         ("MEGATRON", "is a Megatron vocabulary"),
         ("tiktoken:SMALL/small.model@x", "expected a base64 token"),
         ("spm:SMALL/small.tiktoken", "is neither a SentencePiece model"),
@@ -285,7 +285,7 @@ def test_pointers_of_git_lfs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"version": "1.0", "model": {}}'])
 def test_a_missing_or_damaged_tokenizer_json_is_an_error(tmp_path: Path, text: str) -> None:
-    assert "no tokenizer.json" in not_loaded(tmp_path)
+    assert "tokenizer.json is missing" in not_loaded(tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
     wrong = "AutoTokenizer" if text else "tokenizer.json is empty"
     assert wrong in not_loaded(tmp_path)
