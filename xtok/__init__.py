@@ -15,5 +15,5 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> object:
     if name in ("load_map", "load"):
-        raise AttributeError(f"xtok has no {name}; a map's class has it: xtok.ProjectionMap.load")
+        raise AttributeError(f"xtok has no {name}; use for example xtok.ProjectionMap.load")
     return _load(name)

@@ -229,7 +229,7 @@ def _find_pieces(
 def _rendering_pieces(
     renderer: Renderer, messages: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[_Slot, _Piece]]:
-    """Yield the texts between the values of a rendering, each with the preceding slot.
+    """Yield each text between two values of a rendering, with the slot that precedes the text.
 
         text     <s>[user] words<end>[assistant] words<end>
         pieces   <s>[user]      <end>[assistant]      <end>

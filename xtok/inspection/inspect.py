@@ -96,8 +96,7 @@ def _check(m: AnyMap, config: InspectConfig, has_tokens: bool, has_other: bool) 
         )
     if not isinstance(m, ProjectionMap) and (config.is_list or config.classes or has_other):
         raise XtokError(
-            f"{MAP_NAMES[m.KIND]} has no rows; lists, classes and comparisons require projection "
-            "maps",
+            f"{MAP_NAMES[m.KIND]} has no rows to list, count or compare",
             hint="request an overview, or pass tokens",
         )
 

@@ -52,7 +52,7 @@ class Backend(ABC):
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode texts as parts of a longer text. The name of a control token is ordinary text."""
+        """Encode texts as parts of a longer text. Names of control tokens are encoded as text."""
 
     def definition(self) -> Iterable[bytes]:
         """Return the data that determines the ids of a text, without tokens and roles."""

@@ -56,7 +56,7 @@ def _added_tokens(
 
 
 def add_configs(backend: RankBackend, files: ModelFiles) -> None:
-    """Add the tokens, roles and chat templates in the configs of a folder to a backend."""
+    """Read the tokens, roles and chat templates from a folder's configs into a backend."""
     config = files.json("tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= files.json("special_tokens_map.json")

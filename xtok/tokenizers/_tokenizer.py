@@ -259,7 +259,7 @@ class Tokenizer:
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts with the library, as parts of a longer text.
 
-        The library may change the text. The name of a control token is ordinary text. Raises a
+        The library may change the text. Names of control tokens are encoded as text. Raises a
         `TokenizerError` for an unpaired surrogate.
         """
         _require_utf8(texts)

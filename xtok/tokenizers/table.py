@@ -274,7 +274,7 @@ class Vocabulary(VocabularyFields):
     table: TokenTable | None = None  # None if the map of another program contains no tokens
 
     def __post_init__(self) -> None:
-        """Convert a NumPy width, which JSON cannot contain."""
+        """Convert the width to a Python integer, because JSON cannot contain NumPy numbers."""
         vars(self)["vocab_size"] = operator.index(self.vocab_size)
 
     @property

@@ -49,8 +49,9 @@ class XTokTrainer(DistillationTrainer):
     Raises:
         XtokError: if a map is missing or belongs to other tokenizers, if both weights are 0, if one
             process has several GPUs, or if `even_batches` is False with several processes.
-        ValueError: if `teachers` is missing, or set for stored predictions, if the numbers of
-            teachers, losses and maps differ, or if label smoothing or a `compute_loss_func` is set.
+        ValueError: if `teachers` is missing, although no predictions are stored, or if it is set,
+            although predictions are stored. Also if the numbers of teachers, losses and maps
+            differ, or if `args` sets label smoothing, or if a `compute_loss_func` is passed.
     """
 
     def __init__(
