@@ -41,6 +41,6 @@ def test_files_that_cannot_be_aligned(cli: Cli, small: Path, tmp_path: Path) -> 
         ("cut.gz", "the text cut.gz cannot be read: Compressed file ended", check),
         ("none", "the text none cannot be read: No such file or directory", check),
         ("large.gz", "the text large.gz is larger than 64 MiB", "give another file"),
-        ("a.zip", "a.zip is a zip archive", "unpack it first (unzip)"),
+        ("a.zip", "a.zip is a zip archive", "unpack the file (unzip)"),
     ]:
         fails(cli("align", *two_files(small), "--file", name), message, hint)

@@ -160,7 +160,7 @@ def test_a_report_does_not_overwrite_other_data(cli: Cli, tmp_path: Path) -> Non
         assert works(cli(*line)).stdout == "page.html\npage.json\n"
     (tmp_path / "page.html").unlink()
     (tmp_path / "page.json").write_text('{"mine": 1}')
-    fails(cli(*line), "page.json exists")
+    fails(cli(*line), "page.json exists and is not replaced")
     assert os.listdir(tmp_path).count("page.html") == 0
 
 

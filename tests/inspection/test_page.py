@@ -153,7 +153,7 @@ def test_findings_of_a_map_without_text(plain: PageData, pages: dict[str, bytes]
     assert report.evaluation is None
     assert report.pair.text is None
     assert report.maps[0].fits[3].loss == "event-kl"
-    assert "pass text" in report.maps[0].fits[3].why  # the missing input
+    assert "Pass text" in report.maps[0].fits[3].why  # the missing input
     for side in not_none(report.pair.spellings):
         assert f"{side.shared:,} shared, {side.spelled:,} spelled" in pages["plain"].decode()
 

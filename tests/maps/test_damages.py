@@ -155,7 +155,7 @@ def test_an_error_names_the_damaged_file_and_the_damage(
         ("student_link", lambda t, f: t["student_link"].fill(10**6)),
         ("it lacks 'teacher_link'", lambda t, f: t.update(teacher_link=None)),
         ("a side has no tokens", lambda t, f: t.update(student_event=np.zeros(0, np.int32))),
-        ("rest is 1000000000", lambda t, f: f.update(rest=10**9)),
+        ("rest event 1000000000", lambda t, f: f.update(rest=10**9)),
         ("rest is not valid", lambda t, f: f.update(rest="x")),
         ("is not a valid map", lambda t, f: f.update(history=[3])),
         ("format version is 9", lambda t, f: f.update(format_version=9)),

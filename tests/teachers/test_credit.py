@@ -146,8 +146,8 @@ def test_prefix_credit_accepts_lists_and_batches_of_fitting_shapes(credit: Credi
     assert batch.logprobs[0].tolist() == pytest.approx(expected)
     assert batch.logprobs[1].tolist() == pytest.approx([math.log(0.3), 0, 0])
     for topk, message in (
-        (([4, 5], [-1, -1]), "shape of candidates"),
-        ((ids, logprobs[:, :2]), r"\(2, 3\), .*\(2, 2\)"),
+        (([4, 5], [-1, -1]), r"\[2\], but teacher_ids require \[2, K\]"),
+        ((ids, logprobs[:, :2]), r"ids \[2, 3\] and .* \[2, 2\]"),
         (
             ([[4, 6], [1, 2]], [[-1, -1]] * 2),
             r"at \[0\]: the id 6",

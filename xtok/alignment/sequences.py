@@ -157,10 +157,9 @@ class Sequences:
             return np.concatenate(rows)
         array = to_array(values, dtype)
         if array.shape[: array.ndim + 1 - ndim] != self.kept.shape:
-            raise ValueError(
-                f"{name} has the shape {list(array.shape)}, but {self.side}_ids has the shape "
-                f"{list(self.kept.shape)}"
-            )
+            expected = ", ".join([*map(str, self.kept.shape), "K"][: self.kept.ndim + ndim - 1])
+            problem = f"{name} has the shape {list(array.shape)}"
+            raise ValueError(f"{problem}, but {self.side}_ids require [{expected}]")
         flat: NDArray[Any] = array[self.kept]
         return flat
 

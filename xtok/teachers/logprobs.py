@@ -177,8 +177,8 @@ def _predictions(
     values = _logprobs("candidates", credit.logprobs, teacher, ndim=2)
     token_ids = teacher.values("candidates", credit.ids, np.int64, ndim=2)
     if token_ids.shape != values.shape:
-        shapes = f"{token_ids.shape} for ids, but {values.shape} for log-probabilities"
-        raise ValueError(f"candidates: expected equal shapes, not {shapes}")
+        shapes = f"ids {list(token_ids.shape)} and log-probabilities {list(values.shape)}"
+        raise ValueError(f"the shapes of the candidates differ: {shapes}")
     # NaN marks padding. −∞ is a known log-probability, so candidates with −∞ are kept.
     known, own = ~np.isnan(values), realized.astype(np.float32)
     unknown = np.full(len(own), np.nan, np.float32)

@@ -94,7 +94,7 @@ def check_page(output: str | Path, data: bool) -> list[Path]:
             record = None
         if not (isinstance(record, dict) and {"pair", "maps"} <= record.keys()):
             raise OutputError(
-                f"{path} is not replaced, because the file does not contain a page's data",
+                f"{path} exists and is not replaced, because it does not contain a page's data",
                 hint="move the file, or choose another name for the page",
             )
         paths.append(path)
