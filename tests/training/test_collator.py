@@ -355,7 +355,7 @@ def test_bad_stored_predictions(change: dict[str, Any], message: str) -> None:
 def test_labels_of_stored_predictions_are_read_if_there_is_no_loss_mask() -> None:
     row = STORED[1] | {"labels": [-100, -100, 7], "attention_mask": [1, 1, 1]}
     unmasked = {name: values for name, values in row.items() if name != "loss_mask"}
-    batch = TopKCollator()([row, unmasked])
+    batch = TopKCollator()([row | {"labels": [5]}, unmasked])  # labels beside a mask are unused
     assert batch["labels"].tolist() == [[5, 6, -100], [-100, -100, 7]]
     stored = batch["teachers"][0]["stored"]
     assert stored.valid.tolist() == [[False, True, False], [False, False, True]]

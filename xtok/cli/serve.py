@@ -48,12 +48,14 @@ def serve(
 
     Example: xtok serve STUDENT TEACHER --teacher-url http://localhost:8000
     """
+    from xtok.teachers.serving.service import check_config
 
     def on_ready(url: str) -> None:
         print_result(url)
         result_stream().flush()
 
     pair = models.pair(widths)
+    check_config(pair, config)  # building a map takes longer
     xtok.serve(
         pair,
         teacher_url,

@@ -209,10 +209,12 @@ def _prepare(renderer: Renderer, messages: Any) -> tuple[Renderer, list[dict[str
     tools, variables = tool_schemas(renderer.tools), dict(renderer.variables)
     arguments = {"messages", "add_generation_prompt", *(["tools"] if tools else [])}
     for name, value in variables.items():
-        is_valid = name != "documents" or isinstance(value, list | tuple | None)
-        if name in arguments or not isinstance(name, str) or not is_valid:
-            reason = "not a string" if is_valid else "not a list"
-            reason = "a separate argument" if name in arguments else reason
+        reasons = {
+            "a separate argument": name in arguments,
+            "not a string": not isinstance(name, str),
+            "not a list": name == "documents" and not isinstance(value, list | tuple | None),
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
             problem = f"the template variables contain {name}, which is {reason}"
             raise XtokError(problem, hint="remove it from the variables")
     tools = tools or tool_schemas(variables.pop("tools", None))

@@ -22,9 +22,10 @@ IGNORED = -100
 def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return the named columns that exist in a row. Each column must have one value per token.
 
-    `labels` replace a missing `loss_mask`: the label -100 marks tokens that are not targets.
+    `labels` are read only if there is no `loss_mask`, and replace it: the label -100 marks tokens
+    that are not targets.
     """
-    names = (*names, "labels", "attention_mask")
+    names = (*names, "attention_mask", *(["labels"] if row.get("loss_mask") is None else []))
     columns = {name: row[name] for name in names if row.get(name) is not None}
     for name, values in columns.items():
         if len(values) != (count := len(row["input_ids"])):
@@ -32,7 +33,7 @@ def checked_columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
     if not read_flags(columns, "attention_mask", len(row["input_ids"])).all():
         raise ValueError("attention_mask has 0: remove padding from the rows")
     if "labels" in columns:
-        columns.setdefault("loss_mask", np.asarray(columns["labels"]) != IGNORED)
+        columns["loss_mask"] = np.asarray(columns["labels"]) != IGNORED
     return columns
 
 

@@ -189,7 +189,7 @@ def test_a_client_that_does_not_read(
                 [*iter(partial(client.recv, 1 << 20), b"")]
 
 
-def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
+def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer, tmp_path: Path) -> None:
     models = str(small / "small-byte-level"), str(small / "small-digits")
     result = cli("serve", *models, "--teacher-url", "127.0.0.1:9", "--wait", "0", "--port", "0")
     fails(
@@ -212,9 +212,11 @@ def test_errors_at_startup(cli: Cli, small: Path, digits: Tokenizer) -> None:
         bound("192.0.2.1", 0)
     assert raised.value.parameter == "host"
     for name in ("XTOK_API_KEY", "XTOK_TEACHER_API_KEY"):
-        result = cli("serve", *models, "--teacher-url", "x", "--port", "0", env={name: "secret\n"})
+        env = {name: "secret\n", "XTOK_CACHE_DIR": str(tmp_path / "cache")}
+        result = cli("serve", *models, "--teacher-url", "x", "--port", "0", env=env)
         fails(result, "the key starts or ends with a space")
         assert "secret" not in result.stderr
+    assert not (tmp_path / "cache").exists()  # no map is built before the keys are checked
     with running(TeacherServer(digits, max_logprobs=5).app) as teacher_url:
         result = cli(
             "serve", *models, "--teacher-url", teacher_url, "--port", "0", "--host", "0.0.0.0"

@@ -53,16 +53,14 @@ def serve(
         XtokError: if the teacher's server is not usable, the address is in use, a package is
             missing, or the teacher's chat template does not accept a system text.
     """
-    with _needed_packages():
-        from xtok.teachers.serving.connection import is_loopback
-        from xtok.teachers.serving.server import ScoreService, bound
-        from xtok.teachers.serving.teacher import TeacherClient
     config = ServeConfig.or_default(config)
+    own_key, teacher_key = check_config(pair, config)
+    from xtok.teachers.serving.connection import is_loopback
+    from xtok.teachers.serving.server import ScoreService, bound
+    from xtok.teachers.serving.teacher import TeacherClient
+
     pair, bound_map = bind_back_map(pair, back_map, note)
     student, teacher = pair.tokenizers
-    _check_teacher_system(config, teacher)
-    own_key = _key(config.api_key, "api_key")
-    teacher_key = _key(config.teacher_api_key, "teacher_api_key")
 
     async def run(listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
@@ -121,15 +119,24 @@ def _needed_packages() -> Iterator[None]:
         ) from error
 
 
-def _check_teacher_system(config: ServeConfig, teacher: Tokenizer) -> None:
-    """Check that the teacher's chat template accepts the system text."""
-    template = config.teacher_template
+def check_config(pair: Pair, config: ServeConfig) -> tuple[str | None, str | None]:
+    """Check packages, keys and the system text before a map is built; return both keys.
+
+    Raises:
+        XtokError: if a package is missing, a key is invalid, or the teacher's chat template does
+            not accept the system text.
+    """
+    with _needed_packages():
+        import xtok.teachers.serving.server  # noqa: F401
+    keys = _key(config.api_key, "api_key"), _key(config.teacher_api_key, "teacher_api_key")
+    template, teacher = config.teacher_template, pair.tokenizers[1]
     if not (config.teacher_system and config.chat and (template or teacher.chat_templates)):
-        return
+        return keys
     system = {"role": "system", "content": config.teacher_system}
     messages = [system, {"role": "user", "content": "x"}]
     with naming_template("teacher_template"):
         render(teacher, messages, template=template, add_generation_prompt=True)
+    return keys
 
 
 def _key(key: str | None, parameter: str) -> str | None:
